@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-thorough simulate test-standin test-gpu nightly docs release lint demo wheel sbom audit-dependencies clean
+.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,11 +32,18 @@ demo: $(STAMP)  ## train two real models at half their activation memory, planne
 bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table and a page in rematbench-out/; goes on after a kill
 	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out
 
-test: $(STAMP) lint  ## the checks and every test that is quick
+test: lint test-quick  ## the checks and every test that is quick
+
+test-quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)'
 
+# a property draws all of its examples here, and a quarter of them in `make test`
 test-thorough: $(STAMP)  ## the tests that a change must pass, too, and that take longer than one waits for
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not slow and not gpu and not standin'
+	REMAT_TEST_DEPTH=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		-m '(thorough or hypothesis) and not slow and not gpu and not standin'
+
+test-properties: $(STAMP)  ## every property with four times as many examples as a change must pass
+	REMAT_TEST_DEPTH=4 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'hypothesis and not slow and not gpu and not standin'
 
 test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, in an environment without torch and web
 	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/ir tests/solver

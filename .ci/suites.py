@@ -29,8 +29,6 @@ PAGE = ROOT / "benchmarks" / "results" / "nightly.md"
 LONGEST_S = 55 * 60
 """A suite that takes longer is stopped and has failed: it is to be cut in two."""
 
-QUICK = "not slow and not thorough and not gpu and not standin"
-THOROUGH = "thorough and not slow and not gpu and not standin"
 SLOW = "slow and not gpu and not standin"
 RELEASES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
@@ -54,10 +52,12 @@ class Ended:
     output: str
 
 
-def marked_tests(name: str, marked: str, *paths: str, workers: int = 2) -> Suite:
-    """The tests of some files, or of all, that are marked in one way; without workers in one process."""
-    side_by_side = ("-n", str(workers), "--dist", "worksteal") if workers else ()
-    return Suite(name, (PYTHON, "-m", "pytest", "-q", *side_by_side, "-m", marked, *paths), workers or 1)
+def marked_tests(name: str, marked: str, *paths: str) -> Suite:
+    """The tests of some files, or of all, that are marked in one way.
+
+    One process: a slow test has the machine to itself, and may start processes of its own.
+    """
+    return Suite(name, (PYTHON, "-m", "pytest", "-q", "-m", marked, *paths))
 
 
 def release(version: str) -> Suite:
@@ -78,14 +78,13 @@ def pieces(folder: str, parts: int) -> Iterator[Suite]:
         if "mark.slow" in path.read_text()
     ]
     for part in range(parts):
-        # one process: a slow test has the machine to itself, and may start processes of its own
-        yield marked_tests(f"slow {folder} {part + 1}/{parts}", SLOW, *files[part::parts], workers=0)
+        yield marked_tests(f"slow {folder} {part + 1}/{parts}", SLOW, *files[part::parts])
 
 
 CHANGE = (
     made("wheel", 0),
-    marked_tests("tests", QUICK),
-    marked_tests("thorough", THOROUGH),
+    made("test-quick", 2),
+    made("test-thorough", 2),
     made("test-standin", 2),
     made("lint"),
     made("docs"),
@@ -98,6 +97,7 @@ NIGHTLY = (
     *pieces("solver", 1),
     *pieces("benchmarks", 2),
     *pieces("house", 1),
+    made("test-properties"),
     made("test-bounds", 2),
     *map(release, RELEASES),
 )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, budget_at, graph_of
+
+DEPTH = float(os.environ.get("REMAT_TEST_DEPTH", "0.25"))
+"""`make test` draws a quarter of each property's examples, `make test-thorough` all of them."""
+
+
+def examples(number: int) -> int:
+    """How many examples a property draws of what is its share."""
+    return max(4, round(number * DEPTH))
 
 
 @st.composite

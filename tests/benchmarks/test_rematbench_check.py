@@ -20,7 +20,7 @@ from benchmarks.rematbench import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, sequences
+from drawn import examples, graphs, sequences
 from remat_ir import (
     Compute,
     Free,
@@ -50,7 +50,7 @@ from solver.test_windows import certificate
 from solver.test_windows import mutant as window_mutant
 
 FILE = Path(check.__file__)
-SETTINGS = settings(max_examples=150, deadline=None)
+SETTINGS = settings(max_examples=examples(150), deadline=None)
 LARGE = 2**50
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from remat.planning.profiles import DiskProfiles
+from remat.profiling import timing
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,9 @@ def own_surroundings(own_cache: Path) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("REMAT_")]:
             patch.delenv(name)
         patch.setenv("REMAT_CACHE_DIR", str(own_cache))
+        # what plans are worth is none of these tests' business: one sample of each kernel is enough
+        patch.setattr(timing, "ROUNDS", 1)
+        patch.setattr(timing, "SAMPLES", 1)
         yield
 
 

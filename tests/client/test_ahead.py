@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,6 +42,7 @@ class Meeting(nn.Module):
         return y.square().mean()
 
 
+@pytest.mark.thorough
 def test_another_thread_trains_while_a_call_is_planned_ahead() -> None:
     """The raise that ends a planned call is of that thread's alone."""
     model = remat.enable(Meeting(), budget="100%", planner="greedy", on_failure="raise")

@@ -30,6 +30,7 @@ def problems(count: int) -> list[Problem]:
     return [Problem(graph, budget) for i, budget in enumerate(budgets) for _ in range(2 if i % 3 == 0 else 1)]
 
 
+@pytest.mark.thorough
 async def test_many_problems_in_their_order(service: Service) -> None:
     """Each answer is its problem's, verified; equal ones are one solve."""
     asked = problems(12)
@@ -42,6 +43,7 @@ async def test_many_problems_in_their_order(service: Service) -> None:
     assert service.metric("remat_solve_seconds_count") <= 12
 
 
+@pytest.mark.thorough
 async def test_answers_come_as_they_are_ready(service: Service) -> None:
     """A long solve does not hold up the others; who stops listening does not end it."""
     hard = hard_graph(60, 3)
@@ -59,6 +61,7 @@ async def test_answers_come_as_they_are_ready(service: Service) -> None:
     eventually(lambda: service.get(under_way[0]["id"], 0)[0] == 200)
 
 
+@pytest.mark.thorough
 async def test_infeasible_is_an_answer(service: Service) -> None:
     """As it is for the blocking client."""
     async with AsyncRemat(service.url) as client:
@@ -66,6 +69,7 @@ async def test_infeasible_is_an_answer(service: Service) -> None:
     assert answer.status is Status.INFEASIBLE
 
 
+@pytest.mark.thorough
 async def test_a_refused_problem_does_not_take_the_others_along(tmp_path: Path) -> None:
     """One over the service's caps: its error stands in its place, the rest is solved; `solve_many` raises it."""
     graphs = (training_graph(4), hard_graph(80, 1), training_graph(5))
@@ -79,6 +83,7 @@ async def test_a_refused_problem_does_not_take_the_others_along(tmp_path: Path) 
                 await client.solve_many(asked)
 
 
+@pytest.mark.thorough
 async def test_deadlines_retries_and_checks_are_those_of_the_blocking_client() -> None:
     """A server that hangs is left in time, one that fails is asked again with the same key, a liar is not believed."""
     problem = Problem(training_graph(4), plain_peak(training_graph(4)))
@@ -107,6 +112,7 @@ async def test_options_are_checked_at_the_call() -> None:
         AsyncRemat("not a url")
 
 
+@pytest.mark.thorough
 async def test_a_cancelled_wait_leaves_at_once(service: Service) -> None:
     """The task ends; the solve can be found again by its id."""
     graph = hard_graph(60, 4)

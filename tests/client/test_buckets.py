@@ -62,6 +62,7 @@ class Tied(nn.Module):
         return nn.functional.cross_entropy(self.out(self.table(tokens)).flatten(0, 1), labels.flatten())
 
 
+@pytest.mark.thorough
 def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full batches and padded ones, labels that are the tokens, slices of longer tensors: one kind for each bucket."""
     buckets, values = Buckets((4, 8)), {"tokens": 0.0, "labels": -100.0}
@@ -108,6 +109,7 @@ def test_lengths_that_cannot_be_meant() -> None:
             Buckets.of(lengths, **options)
 
 
+@pytest.mark.thorough
 def test_the_loss_of_a_padded_batch_is_that_of_the_batch() -> None:
     """A real model by a plan: masked and ignored where it is padded; two lengths of a bucket share its plan."""
     from transformers import GPT2Config, GPT2LMHeadModel

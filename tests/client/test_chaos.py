@@ -62,6 +62,7 @@ def asking(url: str, folder: Path, **more: Any) -> CoordinatedPlanner:
     return planner_for(url, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 5.0), **more)
 
 
+@pytest.mark.thorough
 def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Service, tmp_path: Path) -> None:
     asked = problem()
     first = asking(served.url, tmp_path / "one", strict=True).plan(asked, SolveOptions(time_limit_s=10))
@@ -116,6 +117,7 @@ def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
     assert found.plan == first.plan
 
 
+@pytest.mark.thorough
 def test_the_profile_table_is_shared(served: Service, tmp_path: Path) -> None:
     def table(name: str) -> Any:
         planner = asking(served.url, tmp_path / name)

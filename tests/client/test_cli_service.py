@@ -22,6 +22,7 @@ from service.serving import Service, serving
 __all__ = ["graph_file", "remat"]  # the fixtures
 
 
+@pytest.mark.thorough
 def test_solves_at_the_service(remat: Any) -> None:
     problem = Problem(chain_graph(), 14)
     answer = {**greedy_answer(problem).to_json(), "id": "a" * 32}
@@ -45,6 +46,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("subject", [chain_graph(), CHAIN, JOIN], ids=["graph", "chain", "join"])
 def test_a_sweep_at_the_service_is_one_row_of_its_list(
     remat: Any, own: Service, subject: Subject, tmp_path: Path
@@ -61,6 +63,7 @@ def test_a_sweep_at_the_service_is_one_row_of_its_list(
     assert [line.strip().split("  ")[0] for line in there.out.splitlines()[1:5]] == told[::-1]
 
 
+@pytest.mark.thorough
 def test_a_sweep_at_the_service_without_a_plan_or_with_too_many_budgets(
     remat: Any, own: Service, graph_file: Path
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_sweep_without_a_solve_for_each_budget_is_refused(remat: Any, graph_fi
     assert "not one solve for each budget" in ran.err
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_is_in_place(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {row["what"]: row for row in remat("doctor", "--json").data}
     assert found["solver"]["fine"] is True
@@ -91,6 +95,7 @@ def test_doctor_says_what_is_in_place(remat: Any, monkeypatch: pytest.MonkeyPatc
     assert remat("doctor", "--base-url", server.url).code == 2
 
 
+@pytest.mark.thorough
 def test_ids_may_be_abbreviated_and_the_list_fits_a_terminal(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first characters are enough where they name one solve; several are listed; the table has 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -112,6 +117,7 @@ def test_ids_may_be_abbreviated_and_the_list_fits_a_terminal(remat: Any, monkeyp
     assert "…" not in "".join(lines)
 
 
+@pytest.mark.thorough
 def test_every_id_of_a_list_is_taken(remat: Any, own: Service) -> None:
     """Of a burst of solves, whose ids begin alike, each that a short list prints names one, also behind the list."""
     graph = chain_graph()

@@ -82,6 +82,7 @@ def test_a_step_without_a_plan_is_told() -> None:
         assert str(found).endswith("are equal (planned calls: none, no plan was compared)")
 
 
+@pytest.mark.thorough
 def test_each_call_by_a_plan_is_counted() -> None:
     """Of two planned parts, one of which a checkpoint runs again; and of a graph under Inductor."""
     model, x = nn.Sequential(Mlp(), Mlp()), numbers(16, 32)
@@ -101,6 +102,7 @@ def test_leaves_of_a_function_are_found_and_named_by_their_shapes() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.thorough
 def test_a_step_that_writes_to_a_parameter_or_gives_no_gradient_is_refused() -> None:
     model, x = Mlp(), numbers(16, 32)
     with pytest.raises(InvalidData, match="no tensor in the output has one: give loss="):
@@ -119,6 +121,7 @@ def in_a_thread(make: Any) -> Any:
     return found[0]
 
 
+@pytest.mark.thorough
 def test_a_forward_pass_under_another_autocast_than_its_compilation_is_refused() -> None:
     """As a plan was that was compiled in the planner's thread: before anything is computed from what it saves."""
     torch.manual_seed(0)
@@ -132,6 +135,7 @@ def test_a_forward_pass_under_another_autocast_than_its_compilation_is_refused()
         run(x)
 
 
+@pytest.mark.thorough
 def test_behind_torch_compile_a_plan_is_compiled_under_the_state_of_its_call() -> None:
     """Wherever the graph was handed over: here in a thread, which has no autocast."""
     torch.manual_seed(0)
@@ -157,6 +161,7 @@ def test_behind_torch_compile_a_plan_is_compiled_under_the_state_of_its_call() -
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.thorough
 def test_strides_that_are_not_as_traced_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Of an operator whose description is careless, which trains as ever."""
     torch.compiler.reset()
@@ -184,6 +189,7 @@ def test_strides_that_are_not_as_traced_are_told_once(caplog: pytest.LogCaptureF
     assert "of the planned step is of strides (1, 4), and the trace says of strides (8, 1)" in told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["optimize", "backend"])
 def test_a_kernel_that_torch_describes_wrong_is_no_reason_to_refuse(way: str) -> None:
     """A batch norm in bfloat16 saves float32 statistics on a CPU, and torch describes them as bfloat16."""

@@ -19,6 +19,7 @@ from remat import _compat
 from remat.capture import updates
 from remat.profiling.measure import peak_memory
 from remat.training.enable import plans_of
+from tiers import first
 
 MADE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -79,7 +80,7 @@ def delivered(model: nn.Module) -> list[int]:
     return [len(plan.step.operations.updates) for plan in plans_of(model).plans if plan]
 
 
-@pytest.mark.parametrize(("name", "tied"), [*((name, False) for name in MADE), ("AdamW", True)])
+@pytest.mark.parametrize(("name", "tied"), first(3, [("AdamW", True), *((name, False) for name in MADE)]))
 def test_training_is_that_of_the_plain_loop(name: str, tied: bool) -> None:
     jobs = pair(lambda: Net(tied=tied), name=name)
     assert same(jobs)

@@ -64,6 +64,7 @@ def learned(model: nn.Module) -> list[torch.Tensor]:
     return [*found, *(p.detach() for p in model.parameters())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("make", "how"), [(mixtral, "grouped_mm"), (qwen, "grouped_mm"), (qwen, "batched_mm")])
 def test_experts_train_as_without_a_plan(make: Any, how: str) -> None:
     plain, planned = make(how), make(how)
@@ -79,6 +80,7 @@ def test_experts_train_as_without_a_plan(make: Any, how: str) -> None:
     assert (plan.answer.overhead or 0) > 0
 
 
+@pytest.mark.thorough
 def test_experts_in_a_loop_train_as_without_a_plan() -> None:
     plain, model = qwen("eager"), qwen("eager")
     remat.enable(model, budget="100%", planner="greedy")
@@ -98,6 +100,7 @@ class Layer(nn.Module):
         return x + (y[0] if isinstance(y, tuple) else y)
 
 
+@pytest.mark.thorough
 def test_experts_in_a_loop_train_as_a_chain(caplog: pytest.LogCaptureFixture) -> None:
     """Sizes depend on the data there; stages are measured by running them, and the log says why."""
     caplog.set_level(logging.INFO, "remat")

@@ -77,6 +77,7 @@ def merging(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
     return Merging(), torch.zeros(batch * 1000, 96)
 
 
+@pytest.mark.thorough
 def test_a_larger_batch_is_grouped_as_the_first_one() -> None:
     """By itself each batch has other ops; the largest batch is found all the same."""
     ops = {batch: target_step(merging, "h100", batch=batch).graph.ops for batch in (4, 8)}
@@ -94,6 +95,7 @@ def branching(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
     return (Net() if batch < 8 else nn.Sequential(Net(), nn.Tanh())), torch.ones(batch, 32)
 
 
+@pytest.mark.thorough
 def test_what_is_known_is_said_where_no_largest_batch_can_be_found() -> None:
     found = predict(branching, "h100", planner="greedy", time_limit_s=2.0)
     assert found.largest_plain is None
@@ -103,6 +105,7 @@ def test_what_is_known_is_said_where_no_largest_batch_can_be_found() -> None:
     assert found.no_batch.startswith("the step is another program at a batch of 8 than at one of 4; give batch=")
 
 
+@pytest.mark.thorough
 def test_dtype_and_autocast_are_options() -> None:
     """In bf16 parameters and activations are half as large; under autocast the parameters stay as they are."""
 
@@ -120,6 +123,7 @@ def test_dtype_and_autocast_are_options() -> None:
             predict(made, "h100", **{word: "int3"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ending", "why"), [(KeyboardInterrupt(), "interrupted"), (RuntimeError("no such batch"), "no such batch")]
 )
@@ -137,6 +141,7 @@ def test_what_is_finished_is_said_where_a_later_part_fails(ending: BaseException
     assert "largest batch" in str(found)
 
 
+@pytest.mark.thorough
 def test_progress_says_what_is_known_so_far() -> None:
     said: list[str] = []
     found = predict(lambda batch=4: (Net(), torch.ones(batch, 32)), "h100", planner="greedy", phase=said.append)
@@ -176,6 +181,7 @@ def make_model(batch: int = 64) -> tuple[nn.Module, torch.Tensor]:
     return Net(), torch.ones(batch, 32)
 
 
+@pytest.mark.thorough
 def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
     found = predict(make_model, str(table), optimizer="adamw", planner="greedy", time_limit_s=2)
     assert found.memory_bytes == 2 * 2**20
@@ -197,6 +203,7 @@ def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
     assert abs(plain_peak(fitted) / plain_peak(graph(300)) - 1) < 0.02
 
 
+@pytest.mark.thorough
 def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> None:
     found = predict(make_model, str(table), batch=512, planner="greedy", time_limit_s=2)
     budgets = [answer.budget_bytes for answer in found.curve]
@@ -208,6 +215,7 @@ def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> N
     assert "a roofline of a small one" in text
 
 
+@pytest.mark.thorough
 def test_gradients_that_are_released_need_less(table: Path) -> None:
     options: dict[str, Any] = {"release_gradients": True, "planner": "greedy", "time_limit_s": 1}
     found = predict(make_model, str(table), optimizer="adamw", batch=4, **options)  # gradients are the peak
@@ -240,12 +248,14 @@ def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
         predict(make_model, str(path), max_overhead=-1)
 
 
+@pytest.mark.thorough
 def test_a_function_without_a_batch_has_no_largest_one(table: Path) -> None:
     found = predict(lambda: make_model(), str(table), planner="greedy", time_limit_s=1)
     assert found.largest_plain is found.largest_planned is None
     assert "largest" not in str(found)
 
 
+@pytest.mark.thorough
 def test_checkpoints_run_each_block_again_and_keep_what_they_say(table: Path) -> None:
     graph = target_step(make_model, str(table), batch=512).graph
     whole = Problem(graph, 2**50)
@@ -310,6 +320,7 @@ def whole(batch: int = 64, tp: int = 1) -> tuple[nn.Module, torch.Tensor]:
     return Whole(tp), torch.ones(batch, 64)
 
 
+@pytest.mark.thorough
 def test_what_one_rank_of_many_needs(table: Path) -> None:
     """State and gradients are shared; a block and the next one are gathered; buckets hold all gradients."""
     options: dict[str, Any] = {"batch": 4, "optimizer": "adamw", "planner": "greedy", "time_limit_s": 0.5}

@@ -65,6 +65,7 @@ def released() -> None:
     Release(torch.optim.Adam(model.parameters()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("plan", "draw"),
     [
@@ -111,6 +112,7 @@ DRAWS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DRAWS)
 def test_every_random_kernel_is_measured_by_other_numbers_than_the_processs(name: str) -> None:
     target, args = DRAWS[name]
@@ -128,6 +130,7 @@ def test_every_random_kernel_is_measured_by_other_numbers_than_the_processs(name
     assert states() == noted
 
 
+@pytest.mark.thorough
 def test_profiles_of_random_kernels_leave_torchs_generator_to_the_other_threads() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -156,6 +159,7 @@ def test_numbers_of_pythons_that_a_step_draws_are_those_of_the_plain_step() -> N
     assert planned == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_runs_again_winds_nothing_back_that_it_has_not_drawn_from() -> None:
     stage = nn.Dropout(0.5)
     random.seed(1)

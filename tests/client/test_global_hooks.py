@@ -15,6 +15,7 @@ from remat._compat import tracing
 from remat.compile.sized import Backend
 
 
+@pytest.mark.thorough
 def test_hooks_of_all_modules_are_those_that_other_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other thread works while AOTAutograd's export runs, which is otherwise a matter of luck."""
     removed = modules.register_module_forward_hook(lambda *_: None)
@@ -41,6 +42,7 @@ def test_hooks_of_all_modules_are_those_that_other_threads_leave(monkeypatch: py
             modules._global_forward_hooks.pop(handle.id, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_capture_that_hooks_end_is_made_again(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     """Another thread removes a hook of all modules between Dynamo's trace and its guards, which look for it."""

@@ -336,6 +336,7 @@ def test_what_does_not_go_is_said() -> None:
         remat.backend("1GiB", planner="greedy", inductor_options={"max_fusion_size": 3})
 
 
+@pytest.mark.thorough
 def test_a_workspace_of_a_generated_kernel_was_made_for_no_node() -> None:
     """Generated kernels for GPUs take workspaces (`mix_order_reduction`), which pretend to be buffers."""
     workspace = WorkspaceArg(

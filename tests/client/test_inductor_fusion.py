@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch._inductor.choices import InductorChoices
@@ -24,6 +25,7 @@ def order(code: Generated) -> list[str]:
     return [str(target).split(".")[1] for target in last]
 
 
+@pytest.mark.thorough
 def test_a_fusion_does_not_pull_others_out_of_the_plans_order() -> None:
     """Inductor itself would run both products first, and hold what is awaited in vain until then."""
     found = [order(generated(step, (64, 64), (64, 64), results=2, choices=c)) for c in (InductorChoices(), PlanOrder())]
@@ -31,6 +33,7 @@ def test_a_fusion_does_not_pull_others_out_of_the_plans_order() -> None:
     assert found[1] == ["sum", "mm", "mm", "sum"]
 
 
+@pytest.mark.thorough
 def test_sums_beside_convolutions_stay_together() -> None:
     """Their kernel decides how the rest of a vector is summed: apart they would not be plain Inductor's bit for bit."""
 

@@ -35,11 +35,13 @@ def test_strides_that_mean_a_view_are_one() -> None:
     assert torch.equal(joint(x, w), expected)
 
 
+@pytest.mark.thorough
 def test_strides_that_mean_something_else_are_refused_beside_convolutions() -> None:
     with pytest.raises(CaptureError, match="strides of its own"):
         without_strides(traced([8, 16], [32, 2]))
 
 
+@pytest.mark.thorough
 def test_other_operators_that_know_no_layout_are_refused_too() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         made = F.conv2d(x, w) * 2
@@ -54,6 +56,7 @@ SIZE = (2, 8, 16, 16)
 CHANNELS_LAST = [16 * 16 * 16, 1, 16 * 16, 16]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("cat", "largest"), [(torch.ops.aten.cat.default, 2), (channels_last_cat, 1)])
 def test_what_is_stored_side_by_side_in_channels_last_is_no_copy(cat: Any, largest: int) -> None:
     """Inductor's own `cat` of what is not in memory yet is contiguous, and stored a second time."""
@@ -70,6 +73,7 @@ def test_channels_last_cat_is_cat() -> None:
     assert torch.equal(channels_last_cat([x, y], 1), torch.cat([x, y], 1))
 
 
+@pytest.mark.thorough
 def test_a_kernel_alone_reads_in_the_layouts_that_it_is_given() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x, w)

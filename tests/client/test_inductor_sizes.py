@@ -38,6 +38,7 @@ class Held:
         return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
 
 
+@pytest.mark.thorough
 def test_no_step_waits_at_a_new_shape_and_the_next_process_has_the_better_plan(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, held = Layers(), Held()

@@ -117,6 +117,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "method"), RUNS)
 def test_branches_train_exactly_within_the_budget(name: str, method: str) -> None:
     make, branches = CASES[name]
@@ -165,6 +166,7 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
             assert torch.isfinite(planned(*xs))
 
 
+@pytest.mark.thorough
 def test_the_graph_of_branches_is_seen_as_one() -> None:
     branches, head = unequal(2)
     profiled = join_of(branches, head, inputs(2))

@@ -59,6 +59,7 @@ def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) ->
     assert all(answer.overhead for answer in behind.answers)
 
 
+@pytest.mark.thorough
 def test_a_trace_that_fails_for_blocks_is_made_of_the_whole(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_trace_that_fails_for_blocks_is_made_of_the_whole(
     assert "all blocks are traced one by one" in caplog.text
 
 
+@pytest.mark.thorough
 def test_torchs_notes_on_a_short_graph_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its inputs, outputs and tangents, field by field: the runtime of the compiled function goes by them."""
     seen: list[tuple[fx.GraphModule, list[Any]]] = []
@@ -104,6 +106,7 @@ def test_torchs_notes_on_a_short_graph_are_those_of_the_whole(monkeypatch: pytes
         assert repr(getattr(one, field.name)) == repr(getattr(other, field.name)), field.name
 
 
+@pytest.mark.thorough
 def test_numbers_take_the_place_of_symbols() -> None:
     """Without them no blocks are alike: each has symbols of its own."""
     seen: list[tuple[fx.GraphModule, tuple[Any, ...]]] = []

@@ -127,6 +127,7 @@ def test_selective_checkpoints_by_a_plan(held: str, dropout: float) -> None:
     assert any(save for rows in contexts.saved.values() for save, _ in rows)
 
 
+@pytest.mark.thorough
 def test_more_is_saved_where_more_may_be_held() -> None:
     module = block()
     x = X.clone().requires_grad_()
@@ -135,6 +136,7 @@ def test_more_is_saved_where_more_may_be_held() -> None:
     assert less.overhead > more.overhead
 
 
+@pytest.mark.thorough
 def test_what_updates_buffers_is_refused() -> None:
     """A checkpoint runs it twice."""
     module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 64))
@@ -153,6 +155,7 @@ class InPlace(nn.Module):
         return self.two(self.one(x).add_(1.0).mul_(2.0).tanh())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("held", ["60%", "100%"])
 def test_in_place_operators_are_computed_again_or_refused(held: str) -> None:
     """Never are gradients wrong."""
@@ -165,6 +168,7 @@ def test_in_place_operators_are_computed_again_or_refused(held: str) -> None:
     assert not found or all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
 
 
+@pytest.mark.thorough
 def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     module = block()
     contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held="50%", planner="greedy")

@@ -38,6 +38,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_a_linear_model_is_recognised_as_it_is_captured(name: str) -> None:
     model, shape, layers = MODELS[name]

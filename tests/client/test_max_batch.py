@@ -46,6 +46,7 @@ def plain_bytes(batch: int) -> int:
     return fixed + measure.peak_memory(measure.forward_backward(model, (x,))).peak_bytes
 
 
+@pytest.mark.thorough
 def test_it_trains_more_than_plain_training_inside_the_budget() -> None:
     """At the peak of plain training at 256, a larger batch trains at bounded overhead; measured, as predicted."""
     budget = plain_bytes(256)

@@ -27,6 +27,7 @@ def _gradients(shared: str, block: str) -> list[torch.Tensor]:
     return [names["x"].grad, *(parameter.grad for parameter in names["model"].parameters())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("title", SECTIONS)
 def test_before_and_after_train_alike(title: str) -> None:
     head, *sections = PAGE.read_text().split("\n## ")
@@ -38,6 +39,7 @@ def test_before_and_after_train_alike(title: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.thorough
 def test_a_graph_of_another_tool_is_solved(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = _blocks(PAGE.read_text().split("\n## From Checkmate")[1])
     exec(block, {})

@@ -20,6 +20,7 @@ from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
 from remat_ir import Answer, InvalidData, Problem, budget_at, problem_digest
+from tiers import first
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outco
     return found
 
 
-@pytest.mark.parametrize("mode", ["auto", "chain"])
+@pytest.mark.parametrize("mode", first(1, ["auto", "chain"]))
 def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     module, x = recurrent(), numbers(8, 12, 16)
     plain = copy.deepcopy(module)
@@ -70,6 +71,7 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
         assert torch.equal(trained.eval()(x), plain.eval()(x))
 
 
+@pytest.mark.thorough
 def test_another_size_of_a_chain_gets_a_plan_of_its_own() -> None:
     module, plain = recurrent(), recurrent()
     trained = remat.optimize(module, (numbers(8, 12, 16),), budget=remat.Fraction(0.6), planner="greedy", mode="chain")
@@ -93,6 +95,7 @@ class Held:
         return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
 
 
+@pytest.mark.thorough
 def test_no_step_of_a_chain_waits_at_another_size() -> None:
     """It starts on the plan of the first size and ends the step by it; the better one takes over at the next."""
     module, planner, small, large = recurrent(), Held(), numbers(4, 12, 16), numbers(8, 12, 16)
@@ -131,6 +134,7 @@ def test_no_step_of_a_chain_waits_at_another_size() -> None:
     assert planner.asked == 2
 
 
+@pytest.mark.thorough
 def test_a_chain_may_start_without_waiting() -> None:
     module, planner, x = recurrent(), Held(), numbers(4, 12, 16)
     planner.asked = 1
@@ -143,6 +147,7 @@ def test_a_chain_may_start_without_waiting() -> None:
     planner.go.set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reserved", [None, 12345])
 def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int | None) -> None:
     """On an accelerator what a plan reserves is known from a rehearsal, at the start of the step that could take it."""
@@ -167,6 +172,7 @@ def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int 
     assert chain.reserved_bytes == reserved
 
 
+@pytest.mark.thorough
 def test_a_larger_input_than_a_chain_was_planned_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
     module = recurrent()
     trained = remat.optimize_chain(module, numbers(4, 12, 16), budget=remat.Fraction(0.6), planner="greedy")
@@ -178,6 +184,7 @@ def test_a_larger_input_than_a_chain_was_planned_for_is_told(caplog: pytest.LogC
     assert "the budget may be exceeded" in record.getMessage()
 
 
+@pytest.mark.thorough
 def test_a_sequential_that_can_be_captured_trains_as_a_graph() -> None:
     module = nn.Sequential(Mlp(16), Mlp(16))
     trained = remat.optimize(module, (numbers(4, 16),), budget=remat.Fraction(1), planner="greedy")

@@ -9,7 +9,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat.planning.greedy import greedy_answer
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, plan_of, replay, verify
 from remat_ir.greedy import WEIGHTS, checkpointed, least_memory, walk, without_needless
@@ -17,7 +17,7 @@ from remat_ir.working_set import working_set
 
 
 @given(graphs(most_ops=12), st.integers(0, 100))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 def test_what_is_planned_is_valid_and_within_the_budget(graph: Graph, percent: int) -> None:
     floor, plain = working_set(graph).least_bytes, plain_peak(graph)
     problem = Problem(graph, floor + (plain - floor) * percent // 100)
@@ -33,7 +33,7 @@ def test_what_is_planned_is_valid_and_within_the_budget(graph: Graph, percent: i
 
 
 @given(graphs(most_ops=12), st.integers(0, 12))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 def test_a_forward_pass_can_be_computed_once_more(graph: Graph, turn: int) -> None:
     """A valid plan wherever the backward pass begins."""
     graph = replace(graph, backward_from=turn if turn < graph.ops and graph.backward_from is None else None)
@@ -44,7 +44,7 @@ def test_a_forward_pass_can_be_computed_once_more(graph: Graph, turn: int) -> No
 
 
 @given(graphs(most_ops=12))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 def test_its_floor_is_a_lower_bound(graph: Graph) -> None:
     floor = working_set(graph).least_bytes
     least = greedy_answer(Problem(graph, floor)).least_budget_bytes
@@ -56,7 +56,7 @@ def test_its_floor_is_a_lower_bound(graph: Graph) -> None:
 
 
 @given(graphs(most_ops=10, whole=True), st.sampled_from(WEIGHTS), st.integers(0, 100))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 def test_a_walk_that_comes_through_stays_inside_its_limit(graph: Graph, weight: float, percent: int) -> None:
     floor, plain = working_set(graph).least_bytes, plain_peak(graph)
     limit = floor + (plain - floor) * percent // 100

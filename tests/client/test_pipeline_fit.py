@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from client.test_ranks import ran
+from drawn import examples
 from remat.cli import app
 from remat.pipelines.ledger import Passed, buffers_bytes, places_by_actions
 from remat.pipelines.schedule import Held, Moment, Run, actions_of, in_halves, named
@@ -76,6 +77,7 @@ def fitted(script: Path, memory: str, parallel: str, **options: Any) -> Pipeline
     return found
 
 
+@pytest.mark.thorough
 def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
     """Earlier stages hold more; plans for a device between the least and the plain peak take time, and fit."""
     large = fitted(one_size, "1GiB", "pp=2,micros=4", optimizer="adamw")
@@ -101,6 +103,7 @@ def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
     assert "none fits" in str(none)
 
 
+@pytest.mark.thorough
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not(script: Path) -> None:
     """Captured there: what is fitted between and beyond two batches is what a capture says."""
     found = fitted(script, "24MiB", "pp=2,micros=4", max_overhead=0.2)
@@ -157,6 +160,7 @@ def test_parts_must_follow_each_other(script: Path) -> None:
         fitted(script, "1GiB", "pp=2", release_gradients=True)
 
 
+@pytest.mark.thorough
 def test_the_command_says_each_ranks(script: Path, tmp_path: Path) -> None:
     table, png = tmp_path / "small.toml", tmp_path / "ranks.png"
     table.write_text(TABLE.replace("MEMORY", "1GiB"))
@@ -247,7 +251,7 @@ def counted(moment: Moment, stages: Mapping[int, Passed], halved: Iterable[int])
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(SCHEDULES[1:]), st.integers(2, 3), st.integers(0, 2), st.randoms(use_true_random=False))
 def test_the_ledger_is_what_its_storages_come_to(name: str, ranks: int, more: int, random: Any) -> None:
     micros = ranks * (1 + more)

@@ -19,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat
 from client.test_ranks import ran
+from drawn import examples
 from remat.capture.operations import Kind
 from remat.compile.curve import point_of, unit_problem
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
@@ -149,7 +150,8 @@ def naive_makespan(ranks: list[list[Run]], times: list[Times]) -> int:
     return max(ends.values())
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.thorough
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 @pytest.mark.parametrize("name", ALL)
 def test_the_makespan_is_that_of_a_naive_simulation(fake_ranks: None, name: str, data: st.DataObject) -> None:
@@ -169,7 +171,8 @@ options = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.thorough
+@settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(options, min_size=1, max_size=3), min_size=4, max_size=4), st.integers(10, 60))
 @pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"])
 def test_no_other_choice_is_quicker(fake_ranks: None, name: str, ways: list[list[Option]], budget: int) -> None:
@@ -203,6 +206,7 @@ def test_no_other_choice_is_quicker(fake_ranks: None, name: str, ways: list[list
             assert peak_of(p, [ways[s][i] for s, i in zip(own, one.chosen, strict=True)]) <= budget
 
 
+@pytest.mark.thorough
 def test_what_is_besides_the_plans_is_what_a_step_showed(fake_ranks: None) -> None:
     """Plans taken off and put back give the peaks that were seen, and others differ by what they hold."""
     runs = [run for run in actions_of(schedule("Schedule1F1B"))[0] if run.kind != "weight"]
@@ -232,6 +236,7 @@ class Model(nn.Module):
         return x + self.drop(self.two(nn.functional.gelu(self.one(self.norm(x)))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_halves_are_the_whole(differentiable: bool) -> None:
     """Bit for bit, by a plan that recomputes and by the plain one, with the memory that their phases say."""
@@ -315,6 +320,7 @@ def holds(found: list[dict[str, Any]], name: str) -> None:
     assert not set(one["stages"]) & set(other["stages"])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_ranks_of_a_pipeline_keep_their_budgets(piped: list[dict[str, Any]]) -> None:
     holds(piped, "1f1b")
@@ -337,6 +343,7 @@ def test_the_earlier_stage_computes_more_again(more: list[dict[str, Any]]) -> No
     assert first["makespan"] == last["makespan"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -361,6 +368,7 @@ def test_a_link_is_refused_before_anything_is_captured() -> None:
         remat.optimize_pipeline([], None, budget="1GiB", link="pcie4")
 
 
+@pytest.mark.thorough
 def test_a_stage_that_cannot_be_captured_is_told_on_every_rank(piped: list[dict[str, Any]]) -> None:
     """Here one of the second rank's, in the middle of a schedule that the first rank ends."""
     one, other = (rank["pipelines_refused"]["captured"] for rank in piped)

@@ -51,18 +51,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ddp", "chain_in_ddp", "join_in_ddp"])
 def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) -> None:
     """A planned module and planned stages in DDP, every other step under `no_sync`; branches that meet in a head."""
     same(found, name)
 
 
+@pytest.mark.thorough
 def test_ranks_speak_on_the_host_where_their_backend_does_not(found: list[dict[str, Any]]) -> None:
     """Else each step would wait for all that was issued on the device, until the plan is there."""
     for rank in found:
         assert rank["on_accelerators_only"] == {"heard": {"rank": 0}, "least": [0, 4], "sent": [], "same": True}
 
 
+@pytest.mark.thorough
 def test_gradients_and_buckets_between_ranks_are_counted(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["unreduced"]["counted"] == [[size] for size in rank["unreduced"]["whole"]]
@@ -73,6 +76,7 @@ def test_gradients_and_buckets_between_ranks_are_counted(found: list[dict[str, A
         assert [plan["gradients"] for plan in views] == [0]
 
 
+@pytest.mark.thorough
 def test_ranks_agree_on_the_costs_of_a_join(found: list[dict[str, Any]]) -> None:
     """Each has measured its own; the first rank's count."""
     one, other = (rank["join_in_ddp"] for rank in found)
@@ -80,12 +84,14 @@ def test_ranks_agree_on_the_costs_of_a_join(found: list[dict[str, Any]]) -> None
     assert one["plan"] == other["plan"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["stages", "sizes", "budgets", "budgets, auto"])
 def test_ranks_that_join_different_branches_are_told_so(found: list[dict[str, Any]], name: str) -> None:
     for rank in found:
         assert rank["join_refused"][name].startswith("RanksDiffer: "), rank["join_refused"][name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -104,6 +110,7 @@ def test_what_is_not_supported_is_said(found: list[dict[str, Any]], name: str, s
         assert rank["refused"]["still"] == 1.0
 
 
+@pytest.mark.thorough
 def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]]) -> None:
     """Once all have made it; where one cannot, none does."""
     one, other = (rank["later"] for rank in found)
@@ -118,6 +125,7 @@ def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]
     assert other["shared"] == "RematError: the first rank failed: nobody is there"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "backend"])
 def test_a_better_plan_takes_over_under_implicit_replication(found: list[dict[str, Any]], way: str) -> None:
     """DTensor's state of a thread, without which the step does not run."""
@@ -128,6 +136,7 @@ def test_a_better_plan_takes_over_under_implicit_replication(found: list[dict[st
         assert steps["before"] == steps["after"] == steps["plain"]
 
 
+@pytest.mark.thorough
 def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
     """Else a collective that holds the interpreter's lock waits for gloo's workers, and they for that lock."""
     for rank in found:
@@ -149,6 +158,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_measures_launches_no_collective(apart: list[dict[str, Any]]) -> None:
     """While another one trains: what both learn is right, and what a collective costs is the same everywhere."""
     for time in ("first", "second"):
@@ -162,6 +172,7 @@ def test_a_rank_that_measures_launches_no_collective(apart: list[dict[str, Any]]
         assert len(one["costs"]) > 3
 
 
+@pytest.mark.thorough
 def test_ranks_of_one_plan_may_measure_each_at_its_own_pace(apart: list[dict[str, Any]]) -> None:
     """And a collective may run again, since it does so on all of them."""
     same(apart, "slow_rank")
@@ -169,6 +180,7 @@ def test_ranks_of_one_plan_may_measure_each_at_its_own_pace(apart: list[dict[str
         assert rank["slow_rank"]["once"] == [False] * len(rank["slow_rank"]["costs"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["slow_rank", "cold_rank"])
 def test_a_step_with_collectives_peaks_as_predicted(apart: list[dict[str, Any]], name: str) -> None:
     """By the lifetimes of its storages, with collectives that run again and without: threads of the backend free what
@@ -196,12 +208,14 @@ def test_collectives_have_the_price_of_their_link(apart: list[dict[str, Any]]) -
         assert slow["once"] == [True] * len(slow["costs"])
 
 
+@pytest.mark.thorough
 def test_ranks_that_run_other_collectives_are_told_so(apart: list[dict[str, Any]]) -> None:
     for rank in apart:
         assert rank["other_collectives"]["said"].startswith("RanksDiffer: "), rank["other_collectives"]["said"]
         assert "runs other collectives" in rank["other_collectives"]["said"]
 
 
+@pytest.mark.thorough
 def test_stages_with_collectives_are_refused_before_one_is_launched(apart: list[dict[str, Any]]) -> None:
     for rank in apart:
         said = rank["stages_with_collectives"]["said"]
@@ -210,6 +224,7 @@ def test_stages_with_collectives_are_refused_before_one_is_launched(apart: list[
         )
 
 
+@pytest.mark.thorough
 def test_a_collective_that_an_operator_hides_is_not_launched_to_be_measured(apart: list[dict[str, Any]]) -> None:
     """It runs once in a step; where it would be run to be measured, the collective is refused before it is launched."""
     for rank in apart:
@@ -220,6 +235,7 @@ def test_a_collective_that_an_operator_hides_is_not_launched_to_be_measured(apar
         assert found["functional"].startswith("CaptureError: hidden (remat_ranks.hidden.default) calls the collective")
 
 
+@pytest.mark.thorough
 def test_a_planner_of_all_ranks_does_not_block_a_pipeline(apart: list[dict[str, Any]]) -> None:
     """Its ranks run other stages, and come to them at other times."""
     one, other = (rank["pipeline"] for rank in apart)
@@ -245,6 +261,7 @@ def equal(found: list[dict[str, Any]], name: str) -> None:
         assert rank.get("collectives", 1) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tensor_parallel", "tensor_parallel_enabled", "sequence_parallel", "two_dimensions"])
 def test_split_parameters_train_as_plain_ones_do(split: list[dict[str, Any]], name: str) -> None:
     """Tensor and sequence parallelism, under `torch.compile` and in planned modules, and inside fully_shard."""

@@ -128,6 +128,7 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ODD)
 def test_stacks_that_are_more_than_a_chain(name: str, said: Callable[[], str]) -> None:
     assert Both(ODD[name](), example()).same
@@ -154,6 +155,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers(name: str, said: Callable[[], str]) -> None:
     kind, config, sizes = MODELS[name]
@@ -163,6 +165,7 @@ def test_transformers(name: str, said: Callable[[], str]) -> None:
     assert "were traced, the others are copies" in said()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["in place", "tied weights", "one counter"])
 def test_copied_blocks_train_exactly(name: str, profiles: DiskProfiles) -> None:
     """As torch's own aot_eager does, with dropout, twice."""

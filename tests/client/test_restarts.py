@@ -72,6 +72,7 @@ def by_event_loop(url: str, problem: Problem) -> Answer:
     return asyncio.run(main())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ask", [by_sdk, pytest.param(by_event_loop, marks=pytest.mark.slow)])
 def test_a_killed_server_is_waited_for_and_its_solve_taken_up(
     ask: Callable[[str, Problem], Answer], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -88,6 +89,7 @@ def test_a_killed_server_is_waited_for_and_its_solve_taken_up(
     assert sum("answers again" in line for line in said) == 1, said
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     """Asked before it listens; and one that never comes is given up after the time limit."""
     problem = Problem(training_graph(6), plain_peak(training_graph(6)))
@@ -144,6 +146,7 @@ def test_a_stopping_server_is_asked_a_few_times_only(tmp_path: Path) -> None:
     assert 0 < len(gets) < 12, len(gets)
 
 
+@pytest.mark.thorough
 def test_a_stopped_database_is_waited_for(tmp_path: Path) -> None:
     """PostgreSQL is down while the solve runs, and while another is asked for."""
     problem, quick = hard(4), Problem(training_graph(7), plain_peak(training_graph(7)))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat.planning.coordinator import OneProcess
 from remat.planning.greedy import greedy_answer
 from remat.profiling.room import ATTEMPTS, Room
@@ -21,7 +21,7 @@ def room_of(budget: int, outside: int = 0) -> Room:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.floats(0.3, 1.2), st.integers(1, 40), st.integers(0, 30))
 def test_a_plan_settled_on_fits_its_problem_and_the_room(graph, share: float, segment: int, waste: int) -> None:  # type: ignore[no-untyped-def]
     room = room_of(max(1, int(share * plain_peak(graph))))

@@ -61,6 +61,7 @@ class Away:
         return LocalPlanner().plan(problem, replace(options, time_limit_s=5))
 
 
+@pytest.mark.thorough
 def test_a_planner_that_is_away_is_asked_again_and_its_plan_taken_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_planner_that_fails_is_an_error_where_nobody_may_stand_in(monkeypatch:
         remat.optimize(net(), X, budget="75%", planner=Away(1))
 
 
+@pytest.mark.thorough
 def test_asking_again_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two problems are asked for at once; those whose planner is away leave the place to others between."""
     monkeypatch.setattr(quick, "AGAIN_S", [600.0])

@@ -95,6 +95,7 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
     assert measure.differences(outcome(plain, plain, old), outcome(module, trained, old)) == []
 
 
+@pytest.mark.thorough
 def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
     planner, x = OnDemand(), numbers(512, 64)
     planner.asked.append(None)  # type: ignore[arg-type]
@@ -113,6 +114,7 @@ def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
     assert remat.plans_of(trained).plan_for((x,)) is quick
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "optimize"])
 def test_no_step_waits_where_no_known_plan_fits(way: str) -> None:
     """The plan of the small size keeps everything; the large one starts on a greedy plan, and a better one arrives."""
@@ -173,6 +175,7 @@ class Patient:
         return self.solver.plan(problem, replace(options, time_limit_s=120))  # ends when it has the optimum
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("limit", "asked"), [(60.0, [1, 4, 16]), (6.0, [1, 4, 6])])
 def test_where_no_greedy_walk_fits_solves_grow_until_one_has_a_plan(limit: float, asked: list[float]) -> None:
     planner, problem = Patient(16.0), Problem(graph_of(COSTS, SIZES, READS), 27)
@@ -184,6 +187,7 @@ def test_where_no_greedy_walk_fits_solves_grow_until_one_has_a_plan(limit: float
         verify(problem, found.plan, cost_ns=found.cost_ns)
 
 
+@pytest.mark.thorough
 def test_a_quick_plan_asks_nobody_where_a_greedy_walk_fits_and_once_where_none_can() -> None:
     planner, graph = Patient(0.0), graph_of(COSTS, SIZES, READS)
     assert quick_answer(Problem(graph, 33), planner, DEFAULT).plan is not None
@@ -205,6 +209,7 @@ class Failing:
         return OnDemand().plan(problem)
 
 
+@pytest.mark.thorough
 def test_training_goes_on_by_the_known_plan_when_no_better_comes(caplog: pytest.LogCaptureFixture) -> None:
     trained = remat.optimize(Net(), (numbers(256, 64),), budget=remat.Fraction(1), planner=Failing())
     x = numbers(128, 64)
@@ -263,6 +268,7 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert near.profiled.fitted == frozenset(near.profiled.kernels) - frozenset(near.profiled.costs) != frozenset()
 
 
+@pytest.mark.thorough
 def test_what_a_size_costs_follows_from_two_others() -> None:
     """One tensor in, one out: elements are twice the rows."""
 

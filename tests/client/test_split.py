@@ -57,6 +57,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [g.to_local() if isinstance(g, DTensor) else g for g in found if g is not None]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("local", [True, False])
 def test_gradients_are_those_without_a_plan(mesh: Any, local: bool) -> None:
     """The result may be a DTensor, too; the optimizer's state is counted on the shards."""
@@ -72,6 +73,7 @@ def test_gradients_are_those_without_a_plan(mesh: Any, local: bool) -> None:
     assert 2 * fixed["parameters"] <= fixed["optimizer state"] < 2.1 * fixed["parameters"]
 
 
+@pytest.mark.thorough
 def test_a_better_plan_takes_over(mesh: Any) -> None:
     """One capture is compiled for two plans: torch empties what it knows of a DTensor when it compiles."""
     model = split(mesh)
@@ -86,6 +88,7 @@ def test_a_better_plan_takes_over(mesh: Any) -> None:
     assert found.overhead is not None
 
 
+@pytest.mark.thorough
 def test_a_write_before_the_backward_pass_is_seen(mesh: Any) -> None:
     """Autograd is given the local shard, whose version counter the write leaves as it is."""
     planned = remat.enable(split(mesh), budget=BUDGET, planner="greedy")
@@ -96,6 +99,7 @@ def test_a_write_before_the_backward_pass_is_seen(mesh: Any) -> None:
         loss.backward()
 
 
+@pytest.mark.thorough
 def test_gradients_of_shards_are_not_released(mesh: Any) -> None:
     model = split(mesh)
     optimizer = torch.optim.AdamW(model.parameters())

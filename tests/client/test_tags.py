@@ -109,6 +109,7 @@ class _Seen:
         return gm
 
 
+@pytest.mark.thorough
 def test_every_node_is_tagged_and_the_partition_follows() -> None:
     model, x = MODELS["images"]()
     seen = _Seen("75%")
@@ -123,6 +124,7 @@ def test_every_node_is_tagged_and_the_partition_follows() -> None:
     assert any(seen.tags[name] for name in seen.tags if name.startswith("getitem"))
 
 
+@pytest.mark.thorough
 def test_a_second_budget_does_not_run_by_the_first_ones_code() -> None:
     """AOTAutograd's cache does not know of the pass: refused by a sentence, and nothing is left in the cache."""
     model, x = MODELS["mlp"]()
@@ -137,6 +139,7 @@ def test_a_second_budget_does_not_run_by_the_first_ones_code() -> None:
         assert not tags.tagged
 
 
+@pytest.mark.thorough
 def test_two_budgets_against_one_warm_cache_under_inductor() -> None:
     """Each partitioner is called once; a third compilation with a known budget comes from the cache."""
     model, x = MODELS["mlp"]()
@@ -156,6 +159,7 @@ def test_two_budgets_against_one_warm_cache_under_inductor() -> None:
     assert found[0].uuid() == found[2].uuid() != found[1].uuid()
 
 
+@pytest.mark.thorough
 def test_a_step_of_several_graphs_is_refused() -> None:
     """Never the whole budget to each."""
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -196,6 +200,7 @@ def test_options_are_checked_at_the_call() -> None:
         TagPartitioner(0.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_greedy_plans_are_tagged_too() -> None:
     model, x = MODELS["mlp"]()
     tags = TagPass("70%", planner=GreedyPlanner())

@@ -26,6 +26,7 @@ from remat.training.enable import plans_of
 from remat.units.units import optimize_units
 from remat_ir import Answer, Graph, Problem
 from remat_ir.greedy import checkpointed
+from tiers import first
 
 WIDTH = 32
 
@@ -242,7 +243,7 @@ def cases() -> Iterator[Any]:
                 yield way, name
 
 
-@pytest.mark.parametrize(("way", "name"), list(cases()))
+@pytest.mark.parametrize(("way", "name"), first(6, cases()))
 def test_the_steps_before_and_after_are_equal(way: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     with WHOLE.get(name, contextlib.nullcontext)():
         job = Job(way, STATES.get(name, contextlib.nullcontext), lambda: Mixed(attends=name.startswith("autocast")))
@@ -269,6 +270,7 @@ def other_gradients(job: Job, state: Callable[[], Any]) -> dict[str, torch.Tenso
 WAYS = ("optimize", "enable", "backend")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_an_evaluation_under_inference_mode_comes_before_each_step(way: str, caplog: pytest.LogCaptureFixture) -> None:
     job = Job(way, contextlib.nullcontext)
@@ -287,6 +289,7 @@ def test_an_evaluation_under_inference_mode_comes_before_each_step(way: str, cap
     assert equal(job.step(run=job.plain), after) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["optimize", "enable"])
 @pytest.mark.parametrize("kind", ["buffer", "parameter"])
 def test_a_tensor_made_under_inference_mode_trains_as_without_a_plan(way: str, kind: str) -> None:
@@ -327,6 +330,7 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_with_transforms_of_functions_inside_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
     job = Job(way, contextlib.nullcontext, lambda: Layers(over_rows=True))
@@ -343,6 +347,7 @@ def functional(job: Job, run: Any) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(given.values())))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_a_functional_call_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
     job = Job(way, contextlib.nullcontext, Layers)
@@ -359,6 +364,7 @@ TRANSFORMS: dict[str, Callable[[Job, Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("way", ["optimize", "enable"])
 def test_a_call_inside_a_transform_runs_as_it_is_and_takes_nothing_over(
@@ -379,6 +385,7 @@ def test_a_call_inside_a_transform_runs_as_it_is_and_takes_nothing_over(
     assert remat.check(job.run, job.large).planned_calls == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_dynamo_runs_a_call_inside_a_transform_as_it_is(name: str) -> None:
     """And that code from then on, with any backend: `remat.check` says that no plan ran."""
@@ -410,6 +417,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 described.register_autograd(lambda _, g: g)
 
 
+@pytest.mark.thorough
 def test_settings_of_the_call_are_in_force_where_a_step_is_traced_once(caplog: pytest.LogCaptureFixture) -> None:
     """Of torch's three modules of settings that tracing reads; the better plan comes of the same trace."""
 
@@ -439,6 +447,7 @@ def test_settings_of_the_call_are_in_force_where_a_step_is_traced_once(caplog: p
     assert equal(before, job.step()) == []
 
 
+@pytest.mark.thorough
 def test_two_kinds_of_calls_under_different_autocast_each_take_over_under_their_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -456,6 +465,7 @@ def test_two_kinds_of_calls_under_different_autocast_each_take_over_under_their_
     assert equal(before, job.step()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "backend"])
 def test_a_checkpoint_around_the_model_runs_twice_by_one_plan(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """The plan arrives between its two runs, and with two calls outstanding."""
@@ -483,6 +493,7 @@ def test_a_checkpoint_around_the_model_runs_twice_by_one_plan(way: str, caplog: 
         assert all(torch.equal(a, b) for a, b in zip(expected, grads, strict=True))
 
 
+@pytest.mark.thorough
 def test_a_reentrant_checkpoint_goes_over_too(caplog: pytest.LogCaptureFixture) -> None:
     """All its planned calls are made in backward passes, each by the plan that is there then."""
     job = Job("enable", contextlib.nullcontext, needs_grad=True)
@@ -515,6 +526,7 @@ def test_a_step_that_has_begun_ends_by_its_plan(caplog: pytest.LogCaptureFixture
         assert torch.equal(gradient, expected[name + ".grad"])
 
 
+@pytest.mark.thorough
 def test_units_are_compiled_under_the_autocast_of_their_calls() -> None:
     """A model that turns autocast on in its own forward: its units' plans are chosen outside of it."""
 

@@ -17,6 +17,7 @@ from torch import nn
 
 import remat
 from client.commands import remat as command
+from drawn import examples
 from remat.capture.dataflow import dataflow
 from remat.cli.model import DEVICES
 from remat.compile.alone import capture
@@ -104,6 +105,7 @@ def test_the_kernels_of_a_cuda_device_are_in_the_graph(script: Path) -> None:
     assert aten.native_dropout.default in halves & singles
 
 
+@pytest.mark.thorough
 def test_nothing_stays_behind_where_there_is_no_device(script: Path) -> None:
     x = torch.ones(3, requires_grad=True)
     (x * x).sum().backward()  # autograd has counted its devices
@@ -120,6 +122,7 @@ def _qkv(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor
     return tuple(torch.empty(shape, dtype=dtype, device="meta") for _ in range(3))
 
 
+@pytest.mark.thorough
 def test_attention_is_chosen_as_on_the_device() -> None:
     mask = torch.empty(1, 1, 32, 32, device="meta")
     assert choice(*_qkv(2, 4, 32, 64), None, True, False) == "flash"
@@ -155,6 +158,7 @@ def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> Non
     assert priced.profiled.kernels[backward].workspace_bytes == 4 * 64 * 4 * 128 * (32 + 1)
 
 
+@pytest.mark.thorough
 def test_recorded_costs_count_where_the_device_says_under_which_name(script: Path) -> None:
     from dataclasses import replace
 
@@ -180,7 +184,7 @@ def test_recorded_costs_count_where_the_device_says_under_which_name(script: Pat
 CLASS = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda pair: (min(pair), max(pair)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(CLASS, min_size=1, max_size=6), st.floats(0, 0.5))
 def test_the_range_of_an_overhead_is_that_over_all_corners(found: list[tuple[int, int]], within: float) -> None:
     again = {str(i): r for i, (r, _) in enumerate(found)}
@@ -239,6 +243,7 @@ def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, change: tuple[str, str
         target_step(lambda: None, str(path))
 
 
+@pytest.mark.thorough
 def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Path) -> None:
     for text, said in [
         (f"{tmp_path}/no.py:make_model", "there is no file"),
@@ -263,12 +268,14 @@ def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Pa
         target_step(load(str(script)), "h100", optimizer="adamn")
 
 
+@pytest.mark.thorough
 def test_optimizer_state_is_fixed(script: Path) -> None:
     plain, adamw = (target_step(load(str(script)), "h100", optimizer=o).step.fixed for o in (None, "adamw"))
     assert plain["optimizer state"] == 0
     assert 2 * plain["parameters"] >= adamw["optimizer state"] > 1.9 * plain["parameters"] - 512 * 100
 
 
+@pytest.mark.thorough
 def test_the_step_on_a_device_is_the_one_that_torch_takes_there(script: Path) -> None:
     """All parameters together on CUDA, with copies of all of them; fake tensors alone would step one by one."""
     found = target_step(load(str(script)), "h100", optimizer="adamw")
@@ -292,6 +299,7 @@ def remat_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.thorough
 def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, command: Any, tmp_path: Path) -> None:
     ran = command(
         "plan", f"{script.name}:halves", "--device", "h100", "--budget", "70%", "--batch", "64", "--local", "--json",
@@ -310,6 +318,7 @@ def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, command: An
     assert any("flash" in name for name in step.graph.op_names or ())
 
 
+@pytest.mark.thorough
 def test_a_plan_made_by_the_command_is_one_of_the_job(script: Path, tmp_path: Path) -> None:
     """Captured from fake tensors by one process, from real ones by another: the same graph."""
     ran = remat_command("plan", script.name, "-b", "80%", "--local", "-o", "plan.json", folder=tmp_path)
@@ -343,6 +352,7 @@ def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link
     assert "'slow' is no link" in remat_command(*given, "-b", "60%", "--link", "slow", folder=tmp_path).stderr
 
 
+@pytest.mark.thorough
 def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, command: Any, tmp_path: Path) -> None:
     ran = command("capture", script.name, "--device", "a100", "-o", "graph.json", "-q")
     assert ran.code == 0, ran.err
@@ -381,6 +391,7 @@ class AskingCuda(nn.Module):
         return y.sin() if torch.cuda.get_device_capability(x.device) >= (9, 0) else y.cos()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("device", "kernel"), [("h100", "sin"), ("t4", "cos"), ("rtx4090", "cos")])
 def test_a_model_is_told_the_generation_of_the_device(device: str, kernel: str) -> None:
     step = target_step(lambda: (AskingCuda(), torch.ones(4, 8)), device)

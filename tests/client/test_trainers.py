@@ -66,6 +66,7 @@ def test_transformers_trains_again_after_an_exception(tmp_path: Path, again: str
     assert "forward" not in vars(model)
 
 
+@pytest.mark.thorough
 def test_checkpointing_is_off_while_a_model_is_planned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As by TRL's defaults; the weights are those of a planned run without it, and it is back after the run."""
     weights = []
@@ -81,6 +82,7 @@ def test_checkpointing_is_off_while_a_model_is_planned(tmp_path: Path, caplog: p
     assert all(map(torch.equal, *weights))
 
 
+@pytest.mark.thorough
 def test_checkpointing_is_off_again_in_the_run_after_an_exception(tmp_path: Path) -> None:
     model = GPT2LMHeadModel(CONFIG)
     run = trainer(tmp_path, model, planning(), Stops(KeyboardInterrupt()), gradient_checkpointing=True)
@@ -91,6 +93,7 @@ def test_checkpointing_is_off_again_in_the_run_after_an_exception(tmp_path: Path
     assert model.is_gradient_checkpointing
 
 
+@pytest.mark.thorough
 def test_a_cache_is_switched_on_again_by_disable_after_an_exception(tmp_path: Path) -> None:
     """Transformers 5's own Trainer switches it off, too, before it calls `on_train_begin`."""
     model, arguments = GPT2LMHeadModel(CONFIG), TrainingArguments(str(tmp_path), use_cpu=True)
@@ -102,6 +105,7 @@ def test_a_cache_is_switched_on_again_by_disable_after_an_exception(tmp_path: Pa
     assert model.config.use_cache
 
 
+@pytest.mark.thorough
 def test_transformers_finds_a_batch_size(tmp_path: Path) -> None:
     run = trainer(
         tmp_path, GPT2LMHeadModel(CONFIG), planning(), Stops(torch.OutOfMemoryError("CUDA out of memory.")),
@@ -118,6 +122,7 @@ def test_plans_that_the_user_has_enabled_stay(tmp_path: Path) -> None:
     assert plans_of(model) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("stop")])
 def test_lightning_leaves_the_module_after_an_exception(tmp_path: Path, error: BaseException) -> None:
     import lightning.pytorch as pl
@@ -156,6 +161,7 @@ def test_lightning_leaves_the_module_after_an_exception(tmp_path: Path, error: B
     fit()
 
 
+@pytest.mark.thorough
 def test_a_model_that_was_planned_is_saved_whole(tmp_path: Path) -> None:
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 50}
     model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2))
@@ -167,6 +173,7 @@ def test_a_model_that_was_planned_is_saved_whole(tmp_path: Path) -> None:
     assert torch.equal(loaded(input_ids=TOKENS).logits, model(input_ids=TOKENS).logits)
 
 
+@pytest.mark.thorough
 def test_states_that_a_call_asks_for_are_recorded_in_a_planned_step() -> None:
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
     model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2))
@@ -221,6 +228,7 @@ class WithTiledHead(Trainer):  # type: ignore[misc]
         return model(**inputs, fused_lm_head=True)["loss"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("callbacks", [{}, {"part": "model"}], ids=["the trunk is found", "it is named"])
 def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dict[str, str]) -> None:
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
@@ -242,6 +250,7 @@ def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dic
     assert look.planned == [1, 1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
@@ -257,6 +266,7 @@ def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
     assert len(plans_of(model.trunk).plans) == 1
 
 
+@pytest.mark.thorough
 def test_a_forward_may_change_the_dictionary_of_its_own_keywords() -> None:
     class Defaults(nn.Linear):
         def forward(self, *given: torch.Tensor, **kwargs: Any) -> torch.Tensor:

@@ -77,6 +77,7 @@ def test_gradients_that_are_released() -> None:
     assert as_predicted(planned, ROWS) > 2**20
 
 
+@pytest.mark.thorough
 def test_a_backend_of_torch_compile() -> None:
     plain, planned = Model(), Model()
     backend = remat.backend("100%", planner=Mover(None), link=LINK)

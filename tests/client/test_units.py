@@ -108,6 +108,7 @@ def peak_bytes(model: nn.Module, x: torch.Tensor) -> int:
     return found
 
 
+@pytest.mark.thorough
 def test_a_bound_on_what_is_held_is_kept() -> None:
     """By the greedy plan and by the one that holds least; without the bound more is held at this peak."""
     step = training_step(Block(32), (numbers(256, 32),), {})
@@ -179,6 +180,7 @@ def test_a_budget_that_no_choice_fits_names_one_that_does() -> None:
     assert found.measured_bytes <= bytes_of(least)
 
 
+@pytest.mark.thorough
 def test_another_size_is_planned_within_what_its_unit_has() -> None:
     model = Model(2)
     found = optimize_units(model, model.blocks, (numbers(256, 32),), budget=remat.Fraction(0.6), planner="greedy")
@@ -194,6 +196,7 @@ def test_another_size_is_planned_within_what_its_unit_has() -> None:
         verify(Problem(bounded(small.step.graph, size), room), small.answer.plan)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_units_is_said() -> None:
     x, model = numbers(8, 32), Model(2)
 

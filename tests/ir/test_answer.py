@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import problems, sequences
+from drawn import examples, problems, sequences
 from remat_ir import (
     Answer,
     Compute,
@@ -32,7 +32,7 @@ GRAPH = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
 AGAIN = plan_of(GRAPH, [0, 1, 0, 2])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.data())
 def test_what_it_says_follows_from_the_plan_and_the_bound(data: st.DataObject) -> None:
     graph = data.draw(problems()).graph

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains, lift_orders
+from drawn import examples
 from remat_ir import (
     Answer,
     AnyPlan,
@@ -39,7 +40,7 @@ from remat_ir import (
     verify,
 )
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=True)
 PLENTY = 10**9
 
 CHAIN = Chain(
@@ -258,7 +259,7 @@ def test_plain_is_plain_in_both(chain: Chain) -> None:
     assert len(plain_plan(graph).computes) == graph.ops
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=examples(60))
 @given(chains(most_stages=4, link=True), st.data())
 def test_the_two_replays_agree_about_transfers(chain: Chain, data: st.DataObject) -> None:
     """Any steps that the chain's replay takes: its lift has the same times, copies and memory; what one refuses of

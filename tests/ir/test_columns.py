@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Chain, Graph, InvalidData, columns
 from remat_ir.columns import separate
 from remat_ir.read import Rows, parse
 
-SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(200), deadline=None, derandomize=True)
 MOST = 1 << 30
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from drawn import problems
+from drawn import examples, problems
 from remat_ir import Graph, Link, Problem, graph_digest, graph_of, problem_digest, structure_digest
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 GRAPH = Graph(
     op_cost_ns=(1, 2, 3),
     op_inputs=((), (0,), (1, 2)),

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Answer, Chain, InvalidData, Join, Problem, plain_peak, plain_plan
 from remat_ir.answer import ANSWER
 from remat_ir.document import COMPONENTS, Document, Member, with_nested
 from remat_ir.kinds import Number, Text
 from remat_ir.problem import PROBLEMS
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=True)
 
 CHAIN = Chain((3, 1), (4, 1), (0, 0), (0, 2), (9, 5), (4, 4, 5), (4, 4, 5), link_bytes_per_s=7, host_bytes=40)
 JOIN = Join((2, 0), 3, 4, 5, 6, 2)

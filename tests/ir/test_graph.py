@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, linear_graphs
+from drawn import examples, graphs, linear_graphs
 from remat_ir import Graph, InvalidData, RematError, graph_of
 from remat_ir.document import Member
 from remat_ir.graph import GRAPH
 from remat_ir.kinds import Column
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 LARGEST = 2**53
 
 SMALL: dict[str, Any] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, linear_graphs, sequences
+from drawn import examples, graphs, linear_graphs, sequences
 from remat_ir import Compute, Free, Graph, Plan, Problem, graph_of, plain_plan, plan_of, recomputed, replay, verify
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(100), deadline=None, derandomize=True)
 ROOMY = 2**40
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, problems, sequences
+from drawn import examples, graphs, problems, sequences
 from remat_ir import (
     Answer,
     Compute,
@@ -33,7 +33,7 @@ from remat_ir import (
     plan_of,
 )
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 GRAPH = graph_of([1, 2], [3, 4], [[], [0]], fixed_bytes=10)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, problems, sequences
+from drawn import examples, graphs, problems, sequences
 from remat_ir import (
     Compute,
     Drop,
@@ -32,7 +32,7 @@ from remat_ir import (
     verify,
 )
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(100), deadline=None, derandomize=True)
 ROOMY = 2**40
 
 # op 0 makes values 0 and 1 (1 optional), op 1 reads 0 and makes 2 (kept to the end), op 2 is a loss and makes 3,

@@ -86,6 +86,7 @@ PAIRS = [(name, list(SPELLINGS)[(i + j) % len(SPELLINGS)]) for i, name in enumer
 """Each module by two of the spellings, and each spelling by five or six modules."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "spelling"), PAIRS)
 def test_a_module_trains_bit_for_bit(name: str, spelling: str) -> None:
     torch.manual_seed(0)
@@ -151,6 +152,7 @@ class Stalled:
         return Answer.of_plan(problem, plain_plan(problem.graph), method="plain")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "backend"])
 def test_a_better_plan_takes_over(way: str) -> None:
     """Each step is that of stock: before, at and after the one at which it does."""
@@ -188,6 +190,7 @@ def test_a_better_plan_takes_over(way: str) -> None:
     same(256)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "by name"])
 def test_values_move_to_the_host_and_back(way: str) -> None:
     torch.manual_seed(0)
@@ -206,6 +209,7 @@ def test_values_move_to_the_host_and_back(way: str) -> None:
         assert any(isinstance(step, Offload) for step in made.answer.plan.steps)
 
 
+@pytest.mark.thorough
 def test_the_peak_is_the_predicted_one() -> None:
     """Of a step in which all that can be is computed again: at most half of the plain one's."""
     torch.manual_seed(0)
@@ -252,6 +256,7 @@ def _rank(rank: int, address: str, found: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.thorough
 def test_two_ranks_train_as_plain_ones_do(tmp_path: Any) -> None:
     with mp.Manager() as manager:
         found = manager.dict()

@@ -59,6 +59,7 @@ def test_the_largest_batch_is_brute_forces(service: Service, budget: int, more: 
     assert len(data["batches"]) == len(data["solves"]) == len(set(data["batches"]))
 
 
+@pytest.mark.thorough
 def test_a_limit_of_ones_own(service: Service) -> None:
     """Without recomputation allowed the largest batch is equation 10's."""
     graph = training_graph(6, cost=83)
@@ -87,6 +88,7 @@ def test_refused(service: Service) -> None:
     assert service.http.get(f"/v1/max-batch/{'0' * 32}").status_code == 404
 
 
+@pytest.mark.thorough
 def test_a_search_can_be_given_up(service: Service) -> None:
     """It ends with what it has, and nothing of it stays in the queue."""
     graph = training_graph(60, cost=89)
@@ -98,6 +100,7 @@ def test_a_search_can_be_given_up(service: Service) -> None:
     assert service.http.get(f"/v1/max-batch/{posted['id']}").json()["message"] == given_up["message"]
 
 
+@pytest.mark.thorough
 def test_a_search_survives_its_process(tmp_path: Path) -> None:
     """Killed in the middle: the next process goes on at the next poll, with the batches tried before."""
     graph = training_graph(40, cost=97)
@@ -113,6 +116,7 @@ def test_a_search_survives_its_process(tmp_path: Path) -> None:
     assert data["best_batch"] <= data["bound"]
 
 
+@pytest.mark.thorough
 def test_the_client_replays_the_plan(service: Service) -> None:
     family = BatchFamily(GRAPH, 140, 2, None, 5)
     steps: list[Any] = []
@@ -128,6 +132,7 @@ def test_the_client_replays_the_plan(service: Service) -> None:
     assert all(step.batch <= found.batch <= found.bound <= step.bound for step in steps)
 
 
+@pytest.mark.thorough
 def test_the_client_believes_no_claim(service: Service) -> None:
     """A batch above what the plan holds, a cost above the limit, no bound, a bound below: each is refused."""
     family = BatchFamily(GRAPH, 100)
@@ -154,6 +159,7 @@ def test_the_client_believes_no_claim(service: Service) -> None:
         largest_batch(ServicePlanner(server.url), family, SolveOptions())
 
 
+@pytest.mark.thorough
 def test_the_example_of_named_sizes(service: Service) -> None:
     """As before there were searches: the sizes that were named and no bound."""
     data = finished(service, service.http.post("/v1/max-batch", json=example("max_batch")))
@@ -162,6 +168,7 @@ def test_the_example_of_named_sizes(service: Service) -> None:
     assert data["best_solve"] in {solve["id"] for solve in data["solves"]}
 
 
+@pytest.mark.thorough
 def test_requests_that_are_forgotten_move_no_other_to_their_place(tmp_path: Path) -> None:
     """Over the tenant's quota the oldest go: what is left of named sizes and of a search is still of its own batch."""
     graph = training_graph(6, cost=81)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from drawn import examples
 from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.cli import app
@@ -68,6 +69,7 @@ def test_plan_of_a_smaller_budget_pairs_with_a_bound_of_a_larger_one(service: Se
     checked(middle, data)
 
 
+@pytest.mark.thorough
 def test_near_hit_is_recosted_and_its_bound_is_proved(service: Service) -> None:
     """The same structure with other costs: the stored plan re-costed, the carried bound below the optimum."""
     graph = training_graph(12, cost=2000)
@@ -81,7 +83,7 @@ def test_near_hit_is_recosted_and_its_bound_is_proved(service: Service) -> None:
     assert _post(service, jittered, peak, max_gap=0.01)["cache"] == "hit"
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(
     costs=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=3, max_size=3),
     again=st.tuples(st.integers(0, 3), st.integers(0, 3)),
@@ -99,6 +101,7 @@ def test_carried_bound_is_a_bound(costs: list[tuple[int, int]], again: tuple[int
         assert bound == new.total_cost_ns
 
 
+@pytest.mark.thorough
 def test_methods_are_kept_apart(service: Service) -> None:
     """`auto` may serve any method's plan; a named method only its own."""
     graph = training_graph(13, cost=1021)
@@ -110,6 +113,7 @@ def test_methods_are_kept_apart(service: Service) -> None:
     assert _post(service, graph, peak, method="greedy")["cache"] == "hit"
 
 
+@pytest.mark.thorough
 def test_the_restriction_of_lp_roundings_bound_is_kept(service: Service) -> None:
     """The bound is the relaxation's of one recomputation per op and stage: it comes back from the store as such.
 
@@ -131,6 +135,7 @@ def test_the_restriction_of_lp_roundings_bound_is_kept(service: Service) -> None
     assert other["bound_ns"] == graph.total_cost_ns
 
 
+@pytest.mark.thorough
 def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(own: Service) -> None:
     """Rows as a solver left them that looked at recomputations only, sealed: "optimal" there, and settled for good."""
     graph = training_graph(8, cost=1031).with_link(Link(10**7, 10**7))
@@ -156,6 +161,7 @@ def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(o
         assert again["limit"] == "time"
 
 
+@pytest.mark.thorough
 def test_force_solves_anew(service: Service) -> None:
     """`force` asks the solver whatever the store has."""
     graph = training_graph(14, cost=1031)
@@ -165,6 +171,7 @@ def test_force_solves_anew(service: Service) -> None:
     assert service.metric("remat_solve_seconds_count") == before + 2
 
 
+@pytest.mark.thorough
 def test_warm_start_from_a_named_solve(service: Service) -> None:
     """A solve starts from another's plan; one that is not valid here is refused with its pointer."""
     graph = training_graph(15, cost=1033)
@@ -176,6 +183,7 @@ def test_warm_start_from_a_named_solve(service: Service) -> None:
     assert (refused[0], refused[1]["pointer"]) == (422, "/start")
 
 
+@pytest.mark.thorough
 def test_explain_says_what_differs(service: Service) -> None:
     """A miss is explained: unknown, other costs, another structure, another budget."""
     graph = training_graph(16, cost=1039)
@@ -226,6 +234,7 @@ def test_a_flipped_bit_is_a_miss(own: Service) -> None:
         assert own.get(str(first["id"]), 0)[0] in (200, 410)
 
 
+@pytest.mark.thorough
 def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     """A graph whose bytes no longer lead to its key is not solved, nor served."""
     graph = training_graph(7, cost=51)
@@ -240,6 +249,7 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
 
 
+@pytest.mark.thorough
 def test_audit_finds_and_mends_damage(own: Service) -> None:
     """One bit of a plan, one claim, one column, one bit of a graph: each is found, and twice is as good as once."""
     made = [training_graph(5 + i, cost=61 + i) for i in range(4)]
@@ -268,6 +278,7 @@ def test_audit_finds_and_mends_damage(own: Service) -> None:
         assert _post(own, graph, plain_peak(graph) + 1)["cache"] == "hit"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("live", [True, False])
 def test_a_damaged_graph_is_replaced_by_the_next_post(own: Service, live: bool) -> None:
     """One flipped bit: the POST carries the graph, so its row is written anew and what was found about it stays."""
@@ -290,6 +301,7 @@ def test_a_damaged_graph_is_replaced_by_the_next_post(own: Service, live: bool) 
     assert own.get(str(first["id"]), 0)[0] == 200
 
 
+@pytest.mark.thorough
 def test_eviction_by_bytes_keeps_what_is_pinned(tmp_path: Path) -> None:
     """The least used graphs go with their plans; a pinned plan stays, and is still served."""
     with serving(tmp_path, workers=1, housekeeping_s=0.2) as own:

@@ -58,6 +58,7 @@ def test_answers_carry_their_certificates(own: Service) -> None:
     assert own.http.get("/v1/solves").json()["solves"][0].get("proof") is None
 
 
+@pytest.mark.thorough
 def test_without_certificates_engines_are_believed_and_named(own: Service) -> None:
     """`certify: false` takes an engine's word: it is kept apart, and does not certify anything later."""
     graph = hard_graph(9, 5)
@@ -98,6 +99,7 @@ def test_a_certificate_serves_smaller_budgets_and_other_costs(own: Service) -> N
     assert answer.bound_ns >= data["bound_ns"]
 
 
+@pytest.mark.thorough
 def test_a_certificate_is_not_dropped_for_proving_more(own: Service) -> None:
     """At a budget where no plan fits, that of a larger one says so: it is no damage."""
     graph = training_graph(9, cost=55)
@@ -254,6 +256,7 @@ EDITS: dict[str, Edit] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("live", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["live", "restarted"])
 @pytest.mark.parametrize("edit", EDITS, ids=str)
 def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) -> None:
@@ -287,6 +290,7 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         assert known is None or row["status"] == "failed" or row["cost_ns"] == known["cost_ns"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -321,6 +325,7 @@ def test_audit_mends_what_was_edited(
     assert edited.own.metric("remat_store_damaged_total") == before
 
 
+@pytest.mark.thorough
 def test_edited_profiles_are_measured_anew(edited: Edited) -> None:
     """A profile that is not what was stored is not there, and the next report takes its place."""
     own, lookup = edited.own, {"device": "d", "signatures": ["matmul"]}
@@ -331,6 +336,7 @@ def test_edited_profiles_are_measured_anew(edited: Edited) -> None:
     assert own.http.post("/v1/profiles", json=table).json()["profiles"] == {"matmul": [90, 0]}
 
 
+@pytest.mark.thorough
 def test_a_plain_peak_needs_no_certificate(own: Service) -> None:
     """Each op once is a bound that anybody can add up."""
     graph = training_graph(12, cost=17)

@@ -124,6 +124,7 @@ def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, work
     assert checked(problem, data).cost_ns <= posted["cost_ns"]
 
 
+@pytest.mark.thorough
 def test_a_dead_workers_solve_goes_on_soon(server: Service, workers: Workers, url: str) -> None:
     """Killed while it solves, its only other worker busy to the last slot: waiting again within seconds of its lease,
     its incumbent there, and solved as soon as there is a slot.
@@ -182,6 +183,7 @@ async def _held_open(url: str, seconds: float, problem: Problem) -> str:
     return request_id
 
 
+@pytest.mark.thorough
 def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers: Workers, url: str) -> None:
     """A worker runs a job that finds nothing, while the miss is not committed; the miss is solved all the same."""
     workers.start()
@@ -197,6 +199,7 @@ def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers
     _all_answered(server, posted)
 
 
+@pytest.mark.thorough
 def test_lost_jobs_are_missed(server: Service, workers: Workers, url: str) -> None:
     """Every job is gone, and nobody tells: what waits is solved."""
     posted = {server.post(_small(i), wait=0)[1]["id"]: _small(i) for i in range(4)}
@@ -256,6 +259,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_killed_right_after_an_answer_is_written(
     server: Service, workers: Workers, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +280,7 @@ def test_killed_right_after_an_answer_is_written(
     assert _solves(url, "attempt") == [1]
 
 
+@pytest.mark.thorough
 def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, workers: Workers, url: str) -> None:
     """Of three that wait, the last one is joined with a higher priority: it is the first to run."""
     ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(3)]
@@ -320,6 +325,7 @@ def test_sweeps_and_single_solves_at_once(server: Service, workers: Workers, url
     assert "deadlock" not in (server.folder / "service.log").read_text()
 
 
+@pytest.mark.thorough
 def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Workers) -> None:
     """A server with REMAT_DISPATCHER=embedded next to workers: one queue, so nothing is started twice."""
     workers.start()
@@ -329,6 +335,7 @@ def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Work
     assert set(_solves(url, "attempt")) == {1}
 
 
+@pytest.mark.thorough
 def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Workers) -> None:
     """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -376,6 +383,7 @@ def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
             assert len(said) == len(set(said)), said
 
 
+@pytest.mark.thorough
 async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
     """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
     context = await _context(url)

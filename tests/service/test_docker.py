@@ -91,6 +91,7 @@ def _image() -> tuple[str, dict[str, str]]:
     return text, dict(re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", line))
 
 
+@pytest.mark.thorough
 def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     """What the Dockerfile sets and starts, and its health check, with another database and port."""
     text, env = _image()
@@ -127,6 +128,7 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode
 
 
+@pytest.mark.thorough
 def test_the_base_starts_as_documented(tmp_path: Path) -> None:
     """With the secret that the page has made: a server that refuses all, the command that makes a key, a solve."""
     documented = (DOCKER / "kubernetes" / "kustomization.yaml").read_text()

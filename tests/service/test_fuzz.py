@@ -50,6 +50,7 @@ def _fuzz(service: Service, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.thorough
 def test_examples(brief: Service) -> None:
     """Every example of the document is accepted and answered as described."""
     _fuzz(brief, "--phases=examples")

@@ -28,6 +28,7 @@ def test_sweep_over_budgets(service: Service) -> None:
     assert (again.status_code, again.json()) == (200, data)
 
 
+@pytest.mark.thorough
 def test_whole_curve(service: Service) -> None:
     """From the least budget proved necessary to the plain peak, where nothing is recomputed."""
     body = example("sweep")
@@ -66,6 +67,7 @@ def test_validate(service: Service) -> None:
     assert reply.json()["pointer"] == "/graph/op_inputs/1/0"
 
 
+@pytest.mark.thorough
 def test_events_are_resumable(service: Service) -> None:
     """Improvements in order, then the end; from Last-Event-ID on only what came after it."""
     graph = training_graph(19, cost=91)

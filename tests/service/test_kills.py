@@ -43,6 +43,7 @@ def _ends_with(service: Service, problem: Problem, posted: dict[str, object], co
     assert checked(problem, data).cost_ns <= cost  # type: ignore[operator]
 
 
+@pytest.mark.thorough
 def test_server_killed(own: Service) -> None:
     """SIGKILL of the server: every process below it ends by itself; started again, it goes on from the incumbent."""
     problem, posted, cost = _begin(own, 1)
@@ -94,6 +95,7 @@ def test_graceful_stop_gives_solves_back(own: Service) -> None:
     _ends_with(own, problem, posted, cost)
 
 
+@pytest.mark.thorough
 def test_not_ready_before_it_stops(tmp_path: Path) -> None:
     """After SIGTERM: not ready, and no new solve, but what is stored is still answered; then the end."""
     with serving(tmp_path, workers=1, notice_s=6, drain_s=2) as own:
@@ -122,6 +124,7 @@ def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
     eventually(lambda: not forkserver.children())
 
 
+@pytest.mark.thorough
 def test_memory_watchdog(tmp_path: Path) -> None:
     """Over its memory a solve's group is killed at once; the answer says so."""
     with serving(tmp_path, workers=1, solver_memory_bytes=2**26) as own:

@@ -50,6 +50,7 @@ def _fraction(method: str) -> float:
 _COMPILED = ("blocks",)  # has a kernel to compile first
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in _COMPILED)) for name in _methods("graph")],
@@ -85,6 +86,7 @@ def test_a_graph_with_a_link(service: Service) -> None:
     assert (status, data["cache"], data["cost_ns"]) == (200, "miss", 1300), data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", _methods("chain"))
 def test_every_method_of_chains(service: Service, method: str) -> None:
     """Solved, verified, stored and served again; what does nothing but offload finds nothing without a link."""
@@ -112,6 +114,7 @@ def test_every_method_of_joins(service: Service, method: str) -> None:
     checked(problem, data)
 
 
+@pytest.mark.thorough
 def test_sweep_over_a_chain(service: Service) -> None:
     """Less memory never costs less; every plan is one of the chain."""
     body = {"chain": CHAIN.to_json(), "points": 5, "method": "rotor", "time_limit_s": 30}
@@ -162,6 +165,7 @@ def test_node_link_graphs_come_in_and_go_out(service: Service) -> None:
     assert service.http.post("/v1/graphs:validate", json={"graph": to_node_link(graph)}).json()["ops"] == graph.ops
 
 
+@pytest.mark.thorough
 def test_what_node_link_data_cannot_say_is_refused_on_the_way_out(service: Service) -> None:
     """An op of two values has no node; a chain is no graph."""
     two = Graph(op_cost_ns=(3013, 1), op_inputs=((), (0,)), value_op=(0, 0), value_bytes=(1, 1))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Chain, Graph, Join, Link, Problem, digests_of, graph_of
 from remat_ir.digest import Written
 from remat_service.errors import ServiceError
@@ -173,7 +174,7 @@ def test_a_text_of_many_beginnings_is_read_as_any_other() -> None:
 _PIECES = (b"", b"[", b"]", b"[]", b'"', b" ", b",", b"1", b"0", b"}")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_any_body_is_read_as_without_a_memory(data: st.DataObject) -> None:
     """Bytes of remembered bodies taken out, doubled or replaced."""

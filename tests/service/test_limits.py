@@ -17,6 +17,7 @@ from remat_service.web.authentication import Admission
 from service.database import postgres
 
 
+@pytest.mark.thorough
 async def test_statements_and_locks_time_out_on_postgresql() -> None:
     """But for migrations, which wait for one another; the pool is as large as it is set."""
     with postgres() as url:
@@ -53,6 +54,7 @@ async def test_sqlite_is_as_durable_as_it_is_set(tmp_path: Path, durable: bool, 
         await database.close()
 
 
+@pytest.mark.thorough
 def test_a_tenant_has_a_rate_of_its_own() -> None:
     """A burst of one second's, then the rate; what is refused spends nothing, and others are not held up."""
     now = [0.0]

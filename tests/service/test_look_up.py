@@ -56,6 +56,7 @@ def test_the_best_stored_plan_counts_from_the_queue_on(short: Service, known: di
     assert (answer.cost_ns, given["status"]) == (known["cost_ns"], "cancelled")
 
 
+@pytest.mark.thorough
 def test_a_queue_limit_that_ends_answers_with_it(short: Service, known: dict[str, Any]) -> None:
     """The request has waited too long for a worker: not without a plan."""
     problem = at(0.73)
@@ -64,6 +65,7 @@ def test_a_queue_limit_that_ends_answers_with_it(short: Service, known: dict[str
     assert checked(problem, ended).cost_ns == known["cost_ns"]
 
 
+@pytest.mark.thorough
 def test_a_client_whose_time_is_up_has_it(short: Service, known: dict[str, Any]) -> None:
     """A time limit of a second, and no worker is free."""
     answer = ServicePlanner(short.url, patience_s=0.5).plan(at(0.74), SolveOptions(time_limit_s=1.0, max_gap=0.0))
@@ -71,6 +73,7 @@ def test_a_client_whose_time_is_up_has_it(short: Service, known: dict[str, Any])
     assert answer.cost_ns == known["cost_ns"]
 
 
+@pytest.mark.thorough
 def test_what_had_no_time_before_the_queue_is_checked_behind_it(tmp_path: Path) -> None:
     """An answer that the store has, but for its certificate's check, is found by the solve that was queued for it."""
     graph = training_graph(12, cost=2003)
@@ -98,6 +101,7 @@ def _certificate(graph: Graph) -> tuple[Problem, bytes]:
     return problem, pack(answer.proof.to_json())
 
 
+@pytest.mark.thorough
 async def test_a_check_that_began_goes_on_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has no time leaves it, who has waits for the same one; none is begun next to it, or that takes too long."""
     monkeypatch.setattr("remat_service.storage.verifier._SMALL_BYTES", 1)  # in a thread, as large ones are

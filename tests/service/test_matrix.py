@@ -99,6 +99,7 @@ def _quick(server: Service, seed: int) -> Problem:
     return Problem(graph, plain_peak(graph))
 
 
+@pytest.mark.thorough
 def test_order_cancel_join_and_last_subscriber(deployed: Deployment) -> None:
     """With the one place taken: queued by priority, a queued one cancelled, a running one shared, then left by all."""
     server = deployed.server
@@ -129,6 +130,7 @@ def _start_of(server: Service, row: dict[str, Any]) -> str:
     return str(next(r["id"] for r in rows if r["method"] == "greedy" and r["digest"] == row["digest"]))
 
 
+@pytest.mark.thorough
 def test_worker_killed(deployed: Deployment) -> None:
     """The solve is taken up by another, from the incumbent that was told."""
     problem, posted = long_solve(deployed.server, 2)
@@ -158,6 +160,7 @@ def test_database_restarted(deployed: Deployment) -> None:
         checked(quick, found[1])
 
 
+@pytest.mark.thorough
 def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
     """Thirty at once, whatever queues and whatever solves them: one solve."""
     from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +174,7 @@ def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
     assert len({(data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
 
 
+@pytest.mark.thorough
 async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: Path) -> None:
     """Two claims of one solve at once: one gets it, one plan is stored."""
     with ExitStack() as stack:

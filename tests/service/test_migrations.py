@@ -43,6 +43,7 @@ def _differences(connection: Connection) -> list[object]:
     return compare_metadata(context, metadata)
 
 
+@pytest.mark.thorough
 async def test_up_down_up(url: str) -> None:
     """Forwards to the tables as they are, back to nothing, forwards again."""
     database = Database(url)
@@ -66,6 +67,7 @@ def test_the_queue_has_no_migration_that_ours_do_not_know() -> None:
     assert known[-1] == import_module("remat_service.storage.migrations.versions.v0003_queue").LAST_OF_ENGINE
 
 
+@pytest.mark.thorough
 async def test_rows_outlive_every_change_of_the_schema(url: str) -> None:
     """A row in every table at a revision is there, with all that it had, at every later one and on the way back."""
     database = Database(url)

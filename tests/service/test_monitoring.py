@@ -54,6 +54,7 @@ def test_metrics_name_the_route(service: Service) -> None:
     assert "WHEN" not in text
 
 
+@pytest.mark.thorough
 def test_metrics_can_want_a_key(tmp_path: Path) -> None:
     """Without the key, with another, with a longer one: 401, and no metric in the body."""
     with serving(tmp_path, workers=1, metrics_key="only for scrapers") as own:
@@ -65,6 +66,7 @@ def test_metrics_can_want_a_key(tmp_path: Path) -> None:
         assert "remat_queue_depth" in allowed.text
 
 
+@pytest.mark.thorough
 def test_streams_of_one_tenant_are_limited(tmp_path: Path) -> None:
     """With one stream open where one may be, a second is refused, other requests are not, and its end makes room."""
     with serving(tmp_path, workers=1, most_streams_per_tenant=1) as own:
@@ -139,6 +141,7 @@ def collecting() -> Iterator[Collector]:
         collector.server.server_close()
 
 
+@pytest.mark.thorough
 def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The solve's span is below the POST's, the client's `traceparent` above it; the metrics arrive as they are."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -165,6 +168,7 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
         assert collector.metrics["remat_http_requests"].sum.is_monotonic
 
 
+@pytest.mark.thorough
 async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
     """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
     context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/s.sqlite")))

@@ -120,6 +120,7 @@ def test_a_token_speaks_for_the_tenant_of_its_group(own: Service, issuer: Issuer
     assert other.http.get(f"/v1/solves/{posted['id']}").status_code == 404
 
 
+@pytest.mark.thorough
 def test_several_tenants_and_none(own: Service, issuer: Issuer) -> None:
     """Who is in several groups says which tenant is meant; who is in none of ours is refused by name."""
     both = issuer.token(groups=["vision", "speech", "unknown"])
@@ -178,6 +179,7 @@ def test_forged_tokens_are_refused_in_the_same_words(own: Service, issuer: Issue
     assert (reply.status_code, reply.json()["detail"]) == (401, "this token is not valid")
 
 
+@pytest.mark.thorough
 def test_unknown_keys_are_not_asked_for_again_and_again(own: Service, issuer: Issuer) -> None:
     """A stranger's tokens don't become requests to the provider."""
     assert status(own, issuer.token()) == 200
@@ -189,6 +191,7 @@ def test_unknown_keys_are_not_asked_for_again_and_again(own: Service, issuer: Is
     assert issuer.asked - asked <= 2
 
 
+@pytest.mark.thorough
 def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
     """503 for tokens; API keys work on."""
     with serving(tmp_path, workers=1, require_keys="true", oidc_issuer="http://127.0.0.1:9") as own, issuing() as other:
@@ -196,6 +199,7 @@ def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
         assert status(own, cli(own, "keys", "create", "anna", "--new-tenant")) == 200
 
 
+@pytest.mark.thorough
 async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the provider is asked for an unknown key, tokens signed by known ones are verified."""
     monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
@@ -214,6 +218,7 @@ async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch
         assert issuer.asked == asked + 2
 
 
+@pytest.mark.thorough
 async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six tokens at once are refused after one silence, the seventh at once; known keys outlive one of any length."""
     monkeypatch.setattr(tokens, "_ANSWER_S", 0.5)
@@ -238,6 +243,7 @@ async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPa
         issuer.answers.set()
 
 
+@pytest.mark.thorough
 async def test_a_key_that_was_withdrawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of long ago are fetched before one of them is used again."""
     with issuing() as issuer:

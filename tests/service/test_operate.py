@@ -63,6 +63,7 @@ def test_an_operator_lists_and_ends_solves(locked: Service, chief: Tenant) -> No
     assert by_route[0]["actor"].endswith(" of operators")
 
 
+@pytest.mark.thorough
 def test_disabling_a_tenant_ends_what_it_has_under_way(locked: Service, chief: Tenant) -> None:
     """Nothing of it waits or runs any longer, by command or by route; others go on."""
     for seed, how in ((3, "command"), (5, "route")):
@@ -82,6 +83,7 @@ def test_disabling_a_tenant_ends_what_it_has_under_way(locked: Service, chief: T
         eventually(lambda under_way=under_way: not under_way(), 20)
 
 
+@pytest.mark.thorough
 def test_the_operators_view(locked: Service, chief: Tenant) -> None:
     """The same by route, in the terminal and in the metrics."""
     team = Tenant(locked, cli(locked, "keys", "create", "viewed", "--new-tenant"))
@@ -110,6 +112,7 @@ def test_the_operators_view(locked: Service, chief: Tenant) -> None:
         team.http.post(f"/v1/solves/{request_id}/cancel")
 
 
+@pytest.mark.thorough
 def test_keys_and_tenants_by_route(locked: Service, chief: Tenant) -> None:
     """Made, changed one by one, listed without a secret, ended."""
     assert chief.http.post("/v1/operator/tenants", json={"name": "made", "weight": 2.0}).json()["weight"] == 2.0
@@ -140,6 +143,7 @@ def test_the_scope_is_needed(locked: Service) -> None:
         assert reply.status_code == 403, (method, path)
 
 
+@pytest.mark.thorough
 def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
     """Of a request and of its solve alike: tenant, key, request."""
     key = cli(locked, "keys", "create", "logged", "--new-tenant")
@@ -161,6 +165,7 @@ def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
     assert key not in (locked.folder / "service.log").read_text()
 
 
+@pytest.mark.thorough
 def test_sweeps_are_given_up_like_solves(locked: Service) -> None:
     """All that is under way ends with what it has."""
     team = Tenant(locked, cli(locked, "keys", "create", "sweeping", "--new-tenant"))
@@ -198,6 +203,7 @@ async def _hits(context: Context, count: int, days: float) -> None:
         await connection.execute(requests.insert(), rows)
 
 
+@pytest.mark.thorough
 async def test_rows_of_hits_go_after_a_day_and_count(tmp_path: Path) -> None:
     """Older than their own setting they go; within it they count in the store's bytes, and go before any plan."""
     url = SecretStr(f"sqlite:///{tmp_path}/s.sqlite")

@@ -17,6 +17,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
 
+@pytest.mark.thorough
 def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:
     """Nothing solved yet: a sentence, not a blank table."""
     with serving(tmp_path, workers=1) as fresh:
@@ -32,6 +33,7 @@ def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:
         here.leave()
 
 
+@pytest.mark.thorough
 def test_on_a_phone_the_list_comes_before_the_form(browser: Any, stored: Stored) -> None:
     """The form is one line, and opens by a tap."""
     here = Visit(browser, stored.service.url, "phone")
@@ -45,6 +47,7 @@ def test_on_a_phone_the_list_comes_before_the_form(browser: Any, stored: Stored)
     here.leave()
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
     """No page is wider than its screen; texts have contrast, controls have names, and tabs have titles."""
@@ -69,6 +72,7 @@ def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
     expect(visit.tab.locator(".solves tbody tr").first).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_a_solve_with_a_name_shows_it_on_its_page(visit: Visit, stored: Stored) -> None:
     """Above the headline and in the title of the tab; it is the request's, not the answer's, which others share."""
     named = stored.service.post(Problem(GRAPH, budget_at(GRAPH, 0.6)), name="GPT-2 of team A")[1]
@@ -154,6 +158,7 @@ def test_a_plan_is_shown_and_taken_home(visit: Visit, stored: Stored, tmp_path: 
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
+@pytest.mark.thorough
 def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored) -> None:
     """The parts in the tooltip add up to the memory that it shows; a drag zooms, a reset shows all; lanes follow."""
     visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
@@ -184,6 +189,7 @@ def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored
     assert over.screenshot() == before
 
 
+@pytest.mark.thorough
 def test_names_color_the_memory_later_too(visit: Visit, stored: Stored, tmp_path: Path) -> None:
     """A names file on the page of a plan; one of another graph is refused next to its field, and the error stays."""
     visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
@@ -200,6 +206,7 @@ def test_names_color_the_memory_later_too(visit: Visit, stored: Stored, tmp_path
     expect(tab.locator(".legend").first).to_contain_text("made in the forward pass")
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_errors_stay_next_to_their_field(visit: Visit, tmp_path: Path) -> None:
     """What is wrong is said where it is wrong until it is changed, whoever finds it: the page or the service."""
@@ -239,6 +246,7 @@ def test_errors_stay_next_to_their_field(visit: Visit, tmp_path: Path) -> None:
     ]  # the service's refusal, on the console
 
 
+@pytest.mark.thorough
 def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) -> None:
     """Their plans have curves, recomputed steps and a trace too."""
     stages = 6

@@ -20,6 +20,7 @@ expect = playwright.expect
 ROWS = ".solves tbody tr"
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_no_column_is_hidden_on_any_screen(visit: Visit, stored: Stored) -> None:
     """Every row shows its name, age, state, share of the plain peak, and all other columns."""
@@ -35,6 +36,7 @@ def test_no_column_is_hidden_on_any_screen(visit: Visit, stored: Stored) -> None
     expect(shown.locator("time")).to_have_count(1)
 
 
+@pytest.mark.thorough
 def test_sweeps_fold_and_open(visit: Visit, stored: Stored) -> None:
     """A sweep is one row, whose button shows its solves and whose link shows its curve."""
     visit.go("", ROWS)
@@ -52,6 +54,7 @@ def test_sweeps_fold_and_open(visit: Visit, stored: Stored) -> None:
     expect(tab.locator("a", has_text="curve").first).to_have_attribute("href", f"#/sweep/{stored.sweeps[1]}")
 
 
+@pytest.mark.thorough
 def test_a_sweep_says_how_many_of_its_budgets_have_a_plan(visit: Visit, stored: Stored) -> None:
     """Its newest solve may have none, and is one of several."""
     visit.go("", ROWS)
@@ -85,6 +88,7 @@ def test_the_list_is_filtered_and_sorted_by_the_address(visit: Visit, stored: St
         expect(links.first).to_have_attribute("href", f"#/solve/{listed['solves'][0]['id']}")
 
 
+@pytest.mark.thorough
 def test_pages_go_on_and_back(visit: Visit, stored: Stored) -> None:
     """Older and newer lead through the whole list."""
     visit.tab.route(
@@ -108,6 +112,7 @@ def test_pages_go_on_and_back(visit: Visit, stored: Stored) -> None:
     expect(tab.locator(f"{ROWS} td:nth-child(2) a").first).to_have_attribute("href", str(first))
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_two_plans_are_picked_and_compared_by_keyboard(visit: Visit, stored: Stored) -> None:
     """Two check marks lead to a table with differences, and two curves over the same axes."""
@@ -129,6 +134,7 @@ def test_two_plans_are_picked_and_compared_by_keyboard(visit: Visit, stored: Sto
     assert visit.fits()
 
 
+@pytest.mark.thorough
 def test_plans_of_different_graphs_are_compared_with_a_warning(visit: Visit, stored: Stored) -> None:
     """Their sizes are named; a solve without a plan is an error next to nothing else."""
     visit.go(f"#/compare/{stored.plans[0]}/{stored.other}", ".warning")
@@ -137,6 +143,7 @@ def test_plans_of_different_graphs_are_compared_with_a_warning(visit: Visit, sto
     expect(visit.tab.locator("main > .error")).to_contain_text("Plan B is not there")
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_a_sweep_says_why_a_method_has_no_plan(visit: Visit, stored: Stored) -> None:
     """Only methods with a line are in the legend; the others are explained; CSV and PNG."""
@@ -161,6 +168,7 @@ def test_a_sweep_says_why_a_method_has_no_plan(visit: Visit, stored: Stored) -> 
     assert visit.fits()
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_asked_for_and_keeps_its_address(visit: Visit, tmp_path: Path) -> None:
     """A curve over budgets with a baseline next to it, each point a solve; an unknown baseline is named."""
     visit.go("#/sweep")
@@ -182,6 +190,7 @@ def test_a_sweep_is_asked_for_and_keeps_its_address(visit: Visit, tmp_path: Path
     tab.wait_for_selector("[data-matrix=R]")
 
 
+@pytest.mark.thorough
 def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None:
     """The message stays while it is true, and the list is there meanwhile."""
     visit.go("", ROWS)
@@ -197,6 +206,7 @@ def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None
     visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text]  # the browser's own words
 
 
+@pytest.mark.thorough
 @in_every_look
 def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: Visit, stored: Stored) -> None:
     """How many budgets have a plan; which batch trains, at the row and on the search's own page."""

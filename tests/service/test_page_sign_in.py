@@ -51,6 +51,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[str, str]) -> None:
     """A form, an error next to its field, then the page that was asked for; signing out forgets the key."""
@@ -83,6 +84,7 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
     left(here)
 
 
+@pytest.mark.thorough
 def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
     """A tenant in no group shares with nobody; it does not see a plan of another tenant's, and finds the way back."""
     others = plan_of(keyed, cli(keyed, "keys", "create", "vision", "--new-tenant"))
@@ -98,6 +100,7 @@ def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
     left(here)
 
 
+@pytest.mark.thorough
 def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> None:
     """The list stops, and says why it wants a key again."""
     key = cli(keyed, "keys", "create", "alone", "--new-tenant")
@@ -114,6 +117,7 @@ def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> N
     left(here)
 
 
+@pytest.mark.thorough
 def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> None:
     """Where OIDC is set the form names the provider; a token of several tenants has to say which."""
     with issuing() as issuer, serving(tmp_path, workers=1, require_keys="true", oidc_issuer=issuer.url) as running:

@@ -37,6 +37,7 @@ def case(seed: int) -> tuple[Graph, Plan]:
     return graph, with_transfers(graph, plain_plan(graph), seed, share=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_the_page_replays_transfers_as_the_language_does(visit: Visit, seed: int) -> None:
     graph, plan = case(seed)
@@ -58,6 +59,7 @@ def test_the_page_replays_transfers_as_the_language_does(visit: Visit, seed: int
     assert sum(isinstance(s, Offload | Prefetch) for s in plan.steps) == len(run["copies"]) > 0
 
 
+@pytest.mark.thorough
 def test_both_directions_and_the_host_are_drawn_and_traced(visit: Visit, tmp_path: Path) -> None:
     graph, plan = case(1)
     problem = Problem(graph, 2**40)

@@ -77,6 +77,7 @@ def _files(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*.nb?"))}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="a mount namespace of its own needs root")
 @pytest.mark.timeout(900)
 def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tmp_path: Path) -> None:
@@ -110,6 +111,7 @@ def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tm
     assert _files(compiled) == before
 
 
+@pytest.mark.thorough
 def test_not_ready_before_the_kernels_are_there(tmp_path: Path) -> None:
     """With an empty cache it answers, and says that it is not ready and why; stopped then, it leaves no process."""
     with socket.socket() as free:
@@ -136,6 +138,7 @@ def test_not_ready_before_the_kernels_are_there(tmp_path: Path) -> None:
     assert "ready on" not in log.read_text()
 
 
+@pytest.mark.thorough
 def test_children_are_told_where_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every variable by which the image has numba find what it has compiled."""
     assert len(IMAGE) >= 3

@@ -73,6 +73,7 @@ def test_a_recalled_answer_is_a_request_like_any(own: Service) -> None:
     assert own.get(last["id"], 0) == (200, last)
 
 
+@pytest.mark.thorough
 def test_a_key_makes_it_the_same_request(own: Service) -> None:
     """An Idempotency-Key used on a recalled answer finds it again, and is refused with another body."""
     graph = training_graph(10, cost=503)
@@ -109,6 +110,7 @@ def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
         checked(problem, again)
 
 
+@pytest.mark.thorough
 def test_an_answer_edited_after_it_was_given_is_not_given_again(own: Service) -> None:
     """What was checked is remembered with the row that it was read from, whole."""
     given = _post(own, training_graph(5, cost=506))
@@ -122,6 +124,7 @@ def test_an_answer_edited_after_it_was_given_is_not_given_again(own: Service) ->
     assert own.get(given["id"], 0)[0] == 410
 
 
+@pytest.mark.thorough
 def test_a_bound_that_is_gone_is_a_miss(own: Service) -> None:
     """Not only the plan: what proves its gap is looked at as well."""
     graph = training_graph(7, cost=507)
@@ -149,6 +152,7 @@ def test_a_better_plan_replaces_what_is_remembered(service: Service) -> None:
     checked(problem, after)
 
 
+@pytest.mark.thorough
 def test_infeasible_is_remembered_too(service: Service) -> None:
     """An answer without a plan rests on its floor."""
     graph = training_graph(23, cost=509)
@@ -160,6 +164,7 @@ def test_infeasible_is_remembered_too(service: Service) -> None:
     assert _recalls(service) > before
 
 
+@pytest.mark.thorough
 def test_evicted_is_gone_from_memory(tmp_path: Path) -> None:
     """What housekeeping has thrown out is not given from memory either."""
     with serving(tmp_path, workers=1, housekeeping_s=0.2, store_days=2e-5) as own:  # under two seconds
@@ -199,6 +204,7 @@ async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str
         await context.database.close()
 
 
+@pytest.mark.thorough
 async def test_a_key_that_came_twice_at_once_loses_no_row(asked: tuple[Context, Caller, dict[str, Any]]) -> None:
     """Two rows with one idempotency key, one of them still on its way: both can be read by their ids."""
     context, caller, row = asked
@@ -210,6 +216,7 @@ async def test_a_key_that_came_twice_at_once_loses_no_row(asked: tuple[Context, 
     assert not context.write_behind.holds("f" * 32)
 
 
+@pytest.mark.thorough
 async def test_a_row_that_is_there_already_holds_no_other_up(asked: tuple[Context, Caller, dict[str, Any]]) -> None:
     """Its commit was not heard of, or its tenant is gone: the rows that came after it are written, with their keys."""
     context, caller, row = asked

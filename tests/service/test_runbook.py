@@ -58,6 +58,7 @@ def test_every_command_named_in_the_docs_is_there() -> None:
     assert named >= 8
 
 
+@pytest.mark.thorough
 def test_every_command_of_the_runbook_is_run() -> None:
     """Those of its blocks and of its table of tenants as written, each other one by name."""
     page = (DOCS / "runbook.md").read_text()
@@ -76,6 +77,7 @@ def test_every_command_of_the_runbook_is_run() -> None:
         assert written or re.search(r"[\[,] ?" + ", ".join(f'"{word}"' for word in words), tests), words
 
 
+@pytest.mark.thorough
 def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> None:
     """Every command of the table, with the options in its brackets; a key it makes opens, and one it ends does not."""
     url = f"sqlite:///{tmp_path}/s.sqlite"
@@ -157,6 +159,7 @@ class Shell:
         self.running.clear()
 
 
+@pytest.mark.thorough
 def test_one_machine_as_written(tmp_path: Path) -> None:
     """The lines of the first two sections, but for the path, the URL and the port."""
     shell = Shell(tmp_path)
@@ -175,6 +178,7 @@ def test_one_machine_as_written(tmp_path: Path) -> None:
         shell.stop()
 
 
+@pytest.mark.thorough
 def test_the_quick_start_of_a_platform_team_as_written(tmp_path: Path) -> None:
     """Every command of the page but those for a cluster, in its order; its keys open, and its group shares."""
     shell, page = Shell(tmp_path), "quickstart-platform.md"
@@ -313,6 +317,7 @@ def _samples(service: Service, expression: str) -> float:
     return found
 
 
+@pytest.mark.thorough
 def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
     """Each is provoked on a running service, and its expression's samples grow; that of a second queue needs workers,
     and is in `test_cluster.py`.
@@ -376,6 +381,7 @@ def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
         httpx2.get(f"{own.url}/metrics", trust_env=False)
 
 
+@pytest.mark.thorough
 def test_purge_by_version(tmp_path: Path) -> None:
     """What one version found is forgotten, pinned or not, while the service runs, its memory included."""
     with serving(tmp_path, workers=1) as own:
@@ -393,6 +399,7 @@ def test_purge_by_version(tmp_path: Path) -> None:
         checked(problem, data)
 
 
+@pytest.mark.thorough
 def test_sqlite_backed_up_while_it_runs_and_restored(tmp_path: Path) -> None:
     """The copy, served, has the answers and the keys."""
     copy = tmp_path / "copy.sqlite"

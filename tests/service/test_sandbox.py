@@ -90,6 +90,7 @@ def test_the_filter_refuses_and_lets_through() -> None:
     assert {"inet", "inet6", "netlink", "by what it starts", "trace"} <= set(said["--free"])
 
 
+@pytest.mark.thorough
 def test_children_are_confined_and_import_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,18 +178,21 @@ def reached(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_a_child_cannot_read_the_services_memory_and_environment(reached: list[str]) -> None:
     """They hold the key of seals, the key of metrics and the database's password."""
     assert not {"environment", "memory", "descriptors"} & set(reached)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(landlock() < 6, reason="needs the Landlock of Linux 6.12")
 def test_a_child_reaches_nothing_of_the_service(reached: list[str]) -> None:
     """Nor the database, other children, any other file, nor may it end the service; what solving needs is there."""
     assert reached == []
 
 
+@pytest.mark.thorough
 def test_no_entry_of_the_path_leads_into_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty and relative entries of PYTHONPATH mean the working folder: they are not handed on."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/somewhere", "", ".", "here", "/else"]))

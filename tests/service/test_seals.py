@@ -27,6 +27,7 @@ def _settings(**more: Any) -> Settings:
     return Settings(**{"seal_key": None} | more)
 
 
+@pytest.mark.thorough
 def test_sqlite_is_sealed_only_by_a_key_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one no file is made next to it, and its rows are believed as they are; a store that has a key is not
     served without it, until that is said.
@@ -57,6 +58,7 @@ def test_sqlite_is_sealed_only_by_a_key_from_elsewhere(tmp_path: Path, monkeypat
         assert [own.get(each["id"], 0) for each in (first, second)] == [(200, first), (200, second)]
 
 
+@pytest.mark.thorough
 def test_postgresql_needs_a_key_and_keys_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several are accepted, the first one signs."""
     monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
@@ -119,6 +121,7 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
     assert _rows(tmp_path) == before
 
 
+@pytest.mark.thorough
 def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None:
     """With another key adopted, sealed rows are misses; plans and certificates still answer; nothing is deleted by
     reading, so that with the old key found again all is there.
@@ -147,6 +150,7 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
         assert own.get(again["id"], 0) == (200, again)
 
 
+@pytest.mark.thorough
 def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
     """`old,new` on one process after the other, then `new,old`, then `new`: at every step each server gives what any of
     them has stored, and nothing counts as damaged. In another order the first process does not start.

@@ -71,6 +71,7 @@ async def test_priority_orders_a_tenants_own_solves_alone(context: Context) -> N
     assert await _claimed(context) is None
 
 
+@pytest.mark.thorough
 async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) -> None:
     """Nothing runs when a solve is chosen: what each has been given decides, in the ratio of the weights."""
     callers = {name: await _tenant(context, name, weight) for name, weight in (("red", 1.0), ("blue", 2.0))}
@@ -105,6 +106,7 @@ async def test_a_full_queue_refuses_those_who_filled_it(context: Context) -> Non
     await _ask(context, blue, 3002)
 
 
+@pytest.mark.thorough
 def test_urgent_solves_of_one_tenant_keep_no_other_waiting(tmp_path: Path) -> None:
     """Six solves of the highest priority, one worker: another tenant's solve is the second that runs."""
     with serving(tmp_path, workers=1, require_keys="true") as service:

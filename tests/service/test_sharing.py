@@ -74,6 +74,7 @@ def test_a_tenant_joins_and_leaves(own: Service) -> None:
     assert cli(own, "groups", "list") == ""
 
 
+@pytest.mark.thorough
 def test_nobody_moves_with_solves_under_way(own: Service) -> None:
     """A result belongs where it was asked for."""
     carl = tenant(own, "carl")
@@ -102,6 +103,7 @@ def test_what_is_refused(own: Service) -> None:
     assert "has members, who have to leave first: dora" in refused(own, "groups", "delete", "somewhere")
 
 
+@pytest.mark.thorough
 def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One group for all who are in none: those that are there, and those that come later."""
     with serving(tmp_path_factory.mktemp("everyone"), workers=1, require_keys="true") as own:
@@ -118,6 +120,7 @@ def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert [each.post(problem).json()["cache"] for each in (fred, hugo, apart)] == ["miss", "hit", "miss"]
 
 
+@pytest.mark.thorough
 def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
     """One problem of two teams at once is solved once; each has its own request; neither may move meanwhile; the solve
     ends with the last of them. A team outside has a solve of its own.
@@ -148,6 +151,7 @@ def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
     """What two teams of a group have pinned stays pinned until both let go; who has pinned nothing lets go of nothing;
     a pin is let go where a better plan has come meanwhile.
@@ -182,6 +186,7 @@ def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
     assert pinned() == 0
 
 
+@pytest.mark.thorough
 def test_administration_is_written_down(own: Service) -> None:
     """Who did what, in order; never a secret; nothing of what was refused."""
     key = cli(own, "keys", "create", "ines", "--label", "laptop", "--new-tenant")
@@ -205,6 +210,7 @@ def test_administration_is_written_down(own: Service) -> None:
     assert fresh not in text
 
 
+@pytest.mark.thorough
 def test_a_mistyped_name_makes_no_tenant(own: Service) -> None:
     """A key is for a tenant that is there, or for one that is to be made; one made in error can be removed."""
     tenant(own, "olga")

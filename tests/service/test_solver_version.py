@@ -29,6 +29,7 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return tmp_path / "solver" / "remat_solver" / "methods" / "greedy.py"
 
 
+@pytest.mark.thorough
 def test_a_change_of_a_method_is_a_solve_and_one_of_a_comment_is_none(tmp_path: Path, greedy: Path) -> None:
     """What a method ended with counts for the same syntax tree alone; the plan stays, and is no worse."""
     graph = hard_graph(20)

@@ -32,6 +32,7 @@ def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.Compl
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -53,6 +54,7 @@ def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path, settings: di
     assert "hunter2" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
     """The same for a worker without its database."""
     done = _started(tmp_path, "worker", database_url="postgresql://127.0.0.1:1/none")
@@ -60,6 +62,7 @@ def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
     assert "can't use the database" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [["serve"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"]],
@@ -78,6 +81,7 @@ def test_a_program_older_than_its_store_says_so(tmp_path: Path, command: list[st
     assert "the store is at revision 9999, and this version of remat-service" in done.stderr
 
 
+@pytest.mark.thorough
 def test_one_line_says_what_runs(tmp_path: Path) -> None:
     """Version, database, dispatcher, whether keys are required."""
     with serving(tmp_path, workers=1):
@@ -104,6 +108,7 @@ def test_ready_means_writable(tmp_path: Path) -> None:
         eventually(lambda: own.http.get("/readyz").status_code == 200, 5)
 
 
+@pytest.mark.thorough
 def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
     """A second service is refused through a symbolic link too, and what lies next to the file does not matter."""
     with serving(tmp_path, workers=1):
@@ -117,6 +122,7 @@ def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
             assert "another service has" in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Path) -> None:
     """One file of that name, with what SQLite puts next to it; a backup; read by a connection of its own."""
     folder, name = tmp_path / "data", "a b#c?d%41"
@@ -154,6 +160,7 @@ def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_stop_that_was_asked_for_is_no_failure(tmp_path: Path) -> None:
     """A supervisor that sends SIGTERM, and Ctrl-C: status 0, once requests have ended."""
     with serving(tmp_path, workers=1, metrics_key="for scrapers") as own:

@@ -67,6 +67,7 @@ class _Pulse(threading.Thread):
             time.sleep(0.02)
 
 
+@pytest.mark.thorough
 def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) -> None:
     """128 MiB of small things behind zstd: a 4xx, below 64 MB more than before, and the server answers meanwhile."""
     service.http.post("/v1/solves", content=zstd.compress(b"[1]"), headers=JSON)
@@ -122,6 +123,7 @@ def _refused_late() -> Iterator[tuple[str, bytes]]:
     yield "another kind of body", json.dumps({"device": "x", "profiles": signatures}).encode()
 
 
+@pytest.mark.thorough
 def test_large_bodies_refused_late_take_little_memory(tmp_path: Path) -> None:
     """A 4xx, below 64 MB more than before."""
     with serving(tmp_path, workers=1) as service:
@@ -218,6 +220,7 @@ def _answer(service: Service, data: bytes, seconds: float = 5.0) -> bytes:
         return link.recv(65_536)
 
 
+@pytest.mark.thorough
 def test_slow_heads_and_bodies_are_ended(strict: Service, known: Tenant) -> None:
     """A head that never ends is closed; a body that never ends is a 408; one that comes after the answer is cut."""
     key = known.http.headers["authorization"]
@@ -242,6 +245,7 @@ def _drip(service: Service, head: bytes, most: int) -> int:
     return most
 
 
+@pytest.mark.thorough
 def test_busy_connections_are_kept(strict: Service, known: Tenant) -> None:
     """One connection with a request now and then outlives the time that a head may take."""
     begun = time.monotonic()
@@ -250,6 +254,7 @@ def test_busy_connections_are_kept(strict: Service, known: Tenant) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.thorough
 def test_too_many_connections_make_room_for_others(strict: Service) -> None:
     """Sixty half requests from one address where thirty may be: the oldest go, and an honest caller gets through."""
     links = []
@@ -265,6 +270,7 @@ def test_too_many_connections_make_room_for_others(strict: Service) -> None:
         link.close()
 
 
+@pytest.mark.thorough
 def test_memory_for_bodies_is_one_budget(tmp_path: Path) -> None:
     """Half-sent bodies hold what there is: another large one is told to come back, a small one is read."""
     with serving(tmp_path, workers=1, most_bodies_bytes=2**20, body_timeout_s=3) as own:
@@ -283,6 +289,7 @@ def test_memory_for_bodies_is_one_budget(tmp_path: Path) -> None:
         eventually(lambda: own.http.post("/v1/solves", content=b" " * 400_000, headers=plain).status_code == 400)
 
 
+@pytest.mark.thorough
 def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
     """Two waits of one tenant under way where two may be: a third is refused, and taken once they have ended."""
     with serving(tmp_path, workers=1, most_requests_per_tenant=2) as own:
@@ -298,6 +305,7 @@ def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
         assert own.http.get("/v1/solves").status_code == 200
 
 
+@pytest.mark.thorough
 def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
     """The stream of events of a solve under way ends with its key, before the solve does."""
     listed = cli(strict, "keys", "list")

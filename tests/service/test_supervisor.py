@@ -20,6 +20,7 @@ async def _forkserver() -> psutil.Process:
     return found
 
 
+@pytest.mark.thorough
 async def test_a_hung_forkserver_is_replaced_and_every_caller_gets_a_child_of_its_own() -> None:
     """Stopped while three wait: each is given a child of the next forkserver, none the child of another."""
     supervisor = Supervisor(Settings(), start_limit_s=2.0)
@@ -40,6 +41,7 @@ async def test_a_hung_forkserver_is_replaced_and_every_caller_gets_a_child_of_it
         await supervisor.close()
 
 
+@pytest.mark.thorough
 async def test_close_leaves_nobody_waiting() -> None:
     """A caller that waits for a child when the supervisor is closed is refused at once."""
     supervisor = Supervisor(Settings())

@@ -212,6 +212,7 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
     assert difference < (spread[2] - spread[0]) / 2
 
 
+@pytest.mark.thorough
 def test_sharing_group_is_opt_in(locked: Service) -> None:
     """Members of a group share stored answers, not requests."""
     cli(locked, "groups", "create", "lab")
@@ -224,6 +225,7 @@ def test_sharing_group_is_opt_in(locked: Service) -> None:
     assert fred.http.get(f"/v1/solves/{mine['id']}").status_code == 404
 
 
+@pytest.mark.thorough
 def test_disowning_an_epoch(locked: Service) -> None:
     """Raised, nothing stored before is found; what is stored after is."""
     tenant = Tenant(locked, cli(locked, "keys", "create", "gina", "--new-tenant"))
@@ -236,6 +238,7 @@ def test_disowning_an_epoch(locked: Service) -> None:
     assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
 
 
+@pytest.mark.thorough
 def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> None:
     """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free."""
     tenant = Tenant(locked, cli(locked, "keys", "create", "ines", "--new-tenant"))
@@ -289,6 +292,7 @@ def test_quotas(locked: Service) -> None:
     assert tenant.post(stored).status_code == 401
 
 
+@pytest.mark.thorough
 def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
     """Without an option it shows; an option changes one limit; `none` removes one; what is no limit changes nothing."""
     url = {"REMAT_DATABASE_URL": f"sqlite:///{tmp_path}/quotas.sqlite"}
@@ -321,6 +325,7 @@ def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
     """Stored bytes and kept requests hold the next solve off, profiles an upload as a whole; the oldest requests go."""
     with serving(tmp_path, workers=1, require_keys="true", housekeeping_s=0.5) as own:
@@ -357,6 +362,7 @@ def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
         assert emil.http.post("/v1/profiles:lookup", json=asked).json() == {"profiles": {"a": [1, 0], "b": [2, 0]}}
 
 
+@pytest.mark.thorough
 def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
     """A first report of nothing stands until three members have reported; then the middle, which one cannot move."""
     with serving(tmp_path, workers=1, require_keys="true") as own:

@@ -61,6 +61,7 @@ BOMB = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(BOMB))
 def test_bombs(tmp_path: Path, name: str) -> None:
     """Two hundred kilobytes that inflate to two hundred megabytes are refused with what is allowed inflated, and in the
@@ -259,6 +260,7 @@ def test_no_code_in_data() -> None:
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, path
 
 
+@pytest.mark.thorough
 def test_refuses_to_listen_beyond_loopback_without_keys(tmp_path: Path) -> None:
     """Not without requiring keys; while there are none it refuses everybody, and says so."""
     done = subprocess.run(
@@ -284,6 +286,7 @@ def test_refuses_to_listen_beyond_loopback_without_keys(tmp_path: Path) -> None:
         assert "is open" not in (tmp_path / "service.log").read_text().removeprefix(said)
 
 
+@pytest.mark.thorough
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     """Neither in the settings' repr nor in the log of a run that uses them."""
     settings = Settings(database_url="postgresql://remat:hunter2@db/remat")
@@ -304,6 +307,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
         json.loads(line)
 
 
+@pytest.mark.thorough
 def test_one_process_a_sqlite_file(service: Service) -> None:
     """A second service on the same file is refused; the first goes on."""
     done = subprocess.run(
@@ -318,6 +322,7 @@ def test_one_process_a_sqlite_file(service: Service) -> None:
     assert service.http.get("/readyz").status_code == 200
 
 
+@pytest.mark.thorough
 def test_a_port_in_use_is_one_line(service: Service) -> None:
     """Exit 2 and a sentence."""
     with socket.socket() as taken:

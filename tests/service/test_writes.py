@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx2
+import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -114,6 +115,7 @@ async def test_writers_that_are_cancelled_leave_the_others_alone(tmp_path: Path)
     await database.close()
 
 
+@pytest.mark.thorough
 async def test_the_lock_of_another_process_holds_up_writers_and_not_the_loop(tmp_path: Path) -> None:
     """While another connection writes, reads go on at once; the writers follow when it has ended."""
     database, _ = await _opened(tmp_path)
@@ -129,6 +131,7 @@ async def test_the_lock_of_another_process_holds_up_writers_and_not_the_loop(tmp
     await database.close()
 
 
+@pytest.mark.thorough
 async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(tmp_path: Path) -> None:
     """It runs in another thread; a brief one in this one."""
     database, _ = await _opened(tmp_path)
@@ -142,6 +145,7 @@ async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(tmp_path:
     await database.close()
 
 
+@pytest.mark.thorough
 async def test_a_file_that_is_no_database_is_an_error_for_all_who_wait(tmp_path: Path) -> None:
     """Where no transaction can begin, nobody is left waiting."""
     (tmp_path / "broken.sqlite").write_bytes(b"no database, but long enough to be looked at" * 100)
@@ -151,6 +155,7 @@ async def test_a_file_that_is_no_database_is_an_error_for_all_who_wait(tmp_path:
     await database.close()
 
 
+@pytest.mark.thorough
 def test_what_was_answered_202_survives_the_death_of_the_server(tmp_path: Path) -> None:
     """Killed while many POSTs are written: each that was answered is there at the next start, and none twice."""
     with serving(tmp_path, workers=1) as service:

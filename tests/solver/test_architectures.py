@@ -31,6 +31,7 @@ def test_known_counts(name: str) -> None:
         assert sum(layer.flops for layer in network.layers) / 2e9 == pytest.approx(billions, rel=0.03)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KNOWN)
 def test_training_graphs(name: str) -> None:
     """A backward op for each layer, in reverse, twice as dear, as large; all but parameters scales."""

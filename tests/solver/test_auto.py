@@ -14,7 +14,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.greedy import greedy_plans
 from remat_ir.proof import prove
@@ -27,7 +27,7 @@ from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 @given(graphs(most_ops=12))
 def test_a_budget_for_everything_is_settled_at_once(graph: Graph) -> None:
     answer = solve(Problem(graph, plain_peak(graph)))
@@ -35,7 +35,7 @@ def test_a_budget_for_everything_is_settled_at_once(graph: Graph) -> None:
     assert answer.cost_ns == graph.total_cost_ns
 
 
-@settings(deadline=None, derandomize=True, max_examples=6)
+@settings(deadline=None, derandomize=True, max_examples=examples(6))
 @given(problems(most_ops=6))
 def test_answers_agree_with_brute_force(problem: Problem) -> None:
     answer = solve(problem, time_limit_s=20, max_gap=0)

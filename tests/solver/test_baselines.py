@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, linear_graphs, problems
+from drawn import examples, graphs, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
@@ -23,7 +23,7 @@ from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from solver.stops import After
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 ROOMY = 2**40
 ON_LINEAR = ("griewank", "chen-sqrt", "chen-greedy")
 ON_ALL = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy")

@@ -10,6 +10,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.working_set import working_set
 from remat_solver import solve
@@ -23,6 +24,7 @@ from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading
 from remat_solver.trace import trace
 from solver.little import little_graph
+from tiers import first
 
 NETWORKS = ("gpt-3", "gpt-3-whole", "resnet-4", "resnet-4-whole", "densenet-8-whole", "vgg-8-whole", "unet-2", "tape-8")
 
@@ -90,7 +92,7 @@ def check_partition(graph: Graph) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(4, 24), st.booleans())
 def test_segments_share_out_all_ops(seed: int, ops: int, rich: bool) -> None:
     check_partition(little_graph(seed, ops, rich=rich))
@@ -132,7 +134,7 @@ def test_a_plan_costs_what_the_program_says(name: str) -> None:
             assert trace(view, order).memory.min() >= 0
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", first(2, NETWORKS))
 @pytest.mark.parametrize("fraction", [0.7, 0.4])
 def test_plans_of_the_method_are_valid_and_near_those_of_the_search(name: str, fraction: float) -> None:
     graph = instance(name)
@@ -146,7 +148,7 @@ def test_plans_of_the_method_are_valid_and_near_those_of_the_search(name: str, f
     assert answer.cost_ns <= 1.1 * searched.cost_ns
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(10, 26), st.booleans(), st.floats(0.05, 0.95))
 def test_plans_of_any_graph_are_valid(seed: int, ops: int, rich: bool, share: float) -> None:
     graph = little_graph(seed, ops, rich=rich)

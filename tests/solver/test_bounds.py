@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import counter_example
-from drawn import graphs, problems
+from drawn import examples, graphs, problems
 from remat_ir import (
     Graph,
     Problem,
@@ -41,7 +41,7 @@ from remat_solver.sweep import Curve
 from solver.brute import optimum
 from solver.little import little_graph
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
 
 # --- engines
@@ -166,7 +166,7 @@ def exact_dual_bound(program: Program, row_dual: np.ndarray) -> Fraction | None:
     return total
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(case=wild())
 def test_dual_bound_is_below_the_exact_one(case: tuple[Program, np.ndarray]) -> None:
     program, y = case

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Graph, Join, Problem, graph_of, join_in_bytes, verify
 from remat_ir.branches import branches_of
 from remat_solver.join import JoinTable
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.lists(st.integers(2, 5), min_size=2, max_size=3), st.integers(0, 9))
 def test_a_join_in_bytes_is_seen_and_its_plans_cost_the_same(lengths: list[int], more: int) -> None:
     join = Join(tuple(lengths), 2, 3, 5, slots=99, slot_bytes=10)

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
+from drawn import examples
 from remat_ir import InvalidPlan, Problem, plan_of, verify
 from remat_ir.working_set import pinned_ops
 from solver.brute import ANY_ORDER, FIXED_ORDER, FORWARD_OPS, ONE_PER_STAGE, optimum
@@ -30,7 +31,7 @@ def enumerated(problem: Problem) -> int | None:
     return best
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(problem=problems(most_ops=4))
 def test_equals_enumeration(problem: Problem) -> None:
     assert optimum(problem, ONE_PER_STAGE).cost_ns == enumerated(problem)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
-from drawn import graphs, sequences
+from drawn import examples, graphs, sequences
 from remat_ir import (
     Answer,
     Chain,
@@ -45,7 +45,7 @@ from remat_solver.incumbent import Incumbent
 from solver.brute import optimum
 from solver.chain_brute import best_cost
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
 
 # --- membership

@@ -10,6 +10,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Problem, budget_at
 from remat_ir.greedy import greedy_plan
 from remat_ir.proof import InvalidProof, StageProof, prove
@@ -29,7 +30,7 @@ def most_of(weight: list[int], room: int, alpha: dict[int, int]) -> int:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_what_fits_is_within_a_lifted_cover_and_no_weight_could_be_greater(data: st.DataObject) -> None:
     weight = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))

@@ -72,6 +72,7 @@ def test_no_more_is_proved_than_a_plan_costs(engine: Engine) -> None:
     assert limited >= 1
 
 
+@pytest.mark.thorough
 def test_equal_layers_take_one_vector_where_a_tree_has_thousands_of_leaves() -> None:
     graph = instance("gpt-4-whole")
     problem = Problem(graph, budget_at(graph, 0.75))
@@ -84,6 +85,7 @@ def test_equal_layers_take_one_vector_where_a_tree_has_thousands_of_leaves() -> 
     assert any(row[0] == KIND for row in answer.proof.rows)
 
 
+@pytest.mark.thorough
 def test_what_is_kept_for_other_costs_holds_there() -> None:
     graph = instance("gpt-4-whole")
     answer = solve(Problem(graph, budget_at(graph, 0.75)), time_limit_s=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from drawn import graphs, problems
+from drawn import examples, graphs, problems
 from remat_ir import InvalidPlan, Plan, Problem, plain_plan, plan_of, verify
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_solver import solve
@@ -83,7 +83,7 @@ def test_a_wrong_plan_is_refused() -> None:
         Evidence(GRAPH).plan(plan_of(GRAPH, [0, 1]), "wrong")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(problem=problems(graphs(most_ops=5, most_values=2)))
 def test_brute_force_contradicts_no_method(problem: Problem) -> None:
     """The optimum of the whole space, as a plan, next to what three methods say; a bound raised by one is found."""

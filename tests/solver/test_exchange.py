@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from drawn import graphs, linear_graphs
+from drawn import examples, graphs, linear_graphs
 from remat_ir import Graph, InvalidData, from_node_link, graph_of, to_node_link
 from remat_solver.exchange import from_networkx, to_networkx
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 
 ONE = {"id": "b", "cost": 1, "size": 1}
 LINK = {"source": "a", "target": "b"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
 from remat_ir.greedy import greedy_plan, greedy_plans, least_memory, peak_of
 from remat_ir.working_set import working_set
@@ -17,7 +17,7 @@ from remat_solver.methods.greedy import GreedyOptions, run_greedy
 from solver.stops import After
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(deadline=None, derandomize=True, max_examples=examples(80))
 @given(graphs(most_ops=20), st.integers(0, 20))
 def test_every_greedy_plan_passes_the_judge(graph: Graph, twentieths: int) -> None:
     least, plain = working_set(graph).least_bytes, plain_peak(graph)
@@ -27,7 +27,7 @@ def test_every_greedy_plan_passes_the_judge(graph: Graph, twentieths: int) -> No
         assert verify(Problem(graph, budget), plan).cost_ns >= graph.total_cost_ns
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(deadline=None, derandomize=True, max_examples=examples(40))
 @given(graphs(most_ops=14))
 def test_the_least_memory_plan_lies_between_its_bound_and_the_plain_peak(graph: Graph) -> None:
     peak = peak_of(graph, least_memory(graph))

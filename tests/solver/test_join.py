@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import (
     InvalidData,
     InvalidPlan,
@@ -31,7 +32,7 @@ from remat_solver.join import JoinTable, equivalent_plan
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from solver.join_brute import fewest_forward_steps
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 TOY = Join((4, 10, 12), 1, 1, 1, slots=9)
 SMALL = [
     (1,),
@@ -92,6 +93,7 @@ def test_toy() -> None:
     assert sum(step.verb is JoinVerb.TURN for step in answer.plan.steps) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lengths", [*SMALL, (4, 10, 12), (5, 25), (10, 10, 10), (9,), (2, 3, 4, 5)])
 def test_equivalent_chain_is_valid_and_never_better(lengths: tuple[int, ...]) -> None:
     for slots in range(least_slots(lengths), sum(lengths) + len(lengths) + 2):

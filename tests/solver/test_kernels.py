@@ -87,6 +87,7 @@ def test_methods_that_run_no_kernel_wait_for_none() -> None:
     assert compiled == []
 
 
+@pytest.mark.thorough
 def test_what_is_waited_for_is_not_part_of_a_time_limit() -> None:
     """A deadline that is held neither runs nor passes."""
     deadline = Deadline(1.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Answer, Problem, Status, Verdict, gap_of, graph_of, plain_plan
 from remat_ir.restrictions import ONE_PER_STAGE, PERSISTENT
 from remat_solver.knowledge import Bound, Ending, Knowledge, Known, sentence, sentences
@@ -20,7 +21,7 @@ FACTS = st.one_of(
     st.builds(Verdict, st.integers(TOTAL, 3 * TOTAL), st.integers(1, 100)),
     st.builds(Bound, st.integers(0, 3 * TOTAL), st.sampled_from(SPACES)),
 )
-SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(200), deadline=None, derandomize=True)
 
 
 def known_of(facts: list[Verdict | Bound], budget: int = 100) -> Known:

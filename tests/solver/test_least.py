@@ -8,7 +8,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify, verify_answer
 from remat_ir.working_set import working_set
 from remat_solver import solve
@@ -27,7 +27,7 @@ def _brute(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> A
     return Answer(status, "brute", problem.budget_bytes, plan=best.plan)
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(deadline=None, derandomize=True, max_examples=examples(12))
 @given(graphs(most_ops=6))
 def test_with_an_exact_prover_both_sides_meet_at_the_least_budget(graph: Graph) -> None:
     answer = least_budget(graph, time_limit_s=60, prover=_brute)
@@ -47,6 +47,7 @@ def test_without_a_prover_the_working_set_bounds_it() -> None:
     assert answer.least_budget_bytes <= 1.05 * working_set(graph).least_bytes
 
 
+@pytest.mark.thorough
 def test_the_relaxation_that_minimises_memory_stays_below_the_least_budget() -> None:
     with Engine("highs") as engine:
         for seed in (0, 1, 2, 25, 42, 56, 77, 99, 118):
@@ -70,6 +71,7 @@ def test_with_the_staged_prover_bounds_hold() -> None:
     assert solve(Problem(graph, high), method="search", start=answer.plan, time_limit_s=1).plan is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [25, 42, 56])
 def test_as_a_method_it_finds_the_least_budget_of_brute_force(seed: int) -> None:
     """Of whatever budget the problem has: too small, just enough, plenty."""

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains, counter_example
+from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidData, Join, Problem, Status, plain_peak, verify
 from remat_solver import solve
 from remat_solver.bounds import least_need
 from remat_solver.chain import Least, reach
 from solver.chain_brute import best_cost
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("n", [4, 6, 8])
@@ -28,6 +29,7 @@ def test_beyond_persistence(n: int) -> None:
     assert isinstance(answer.plan, ChainPlan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 6, 7, 8))])
 def test_auto_proves_what_lies_beyond_persistence(n: int) -> None:
     """The same optimum, proved over the whole space, from the persistent incumbent on."""
@@ -45,7 +47,8 @@ def test_auto_proves_what_lies_beyond_persistence(n: int) -> None:
     assert answer.restricted_to == ()
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@pytest.mark.thorough
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(chains(most_stages=4))
 def test_a_general_program_on_the_lift(chain: Chain) -> None:
     budget = (2 * plain_peak(chain) + chain.fixed_bytes) // 3
@@ -59,7 +62,8 @@ def test_a_general_program_on_the_lift(chain: Chain) -> None:
         assert answer.cost_ns == best
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@pytest.mark.thorough
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(chains(most_stages=4))
 def test_auto_on_a_chain_is_never_worse_than_persistent(chain: Chain) -> None:
     budget = (plain_peak(chain) + chain.fixed_bytes) // 2
@@ -133,6 +137,7 @@ def below_persistence() -> tuple[Chain, int]:
     raise AssertionError("no such chain among the first thousand")
 
 
+@pytest.mark.thorough
 def test_auto_below_the_least_persistent_budget() -> None:
     chain, budget = below_persistence()
     persistent = solve(Problem(chain, budget), method="rotor")
@@ -149,6 +154,7 @@ def test_auto_below_the_least_persistent_budget() -> None:
         assert answer.status is Status.INFEASIBLE
 
 
+@pytest.mark.thorough
 def test_auto_proves_that_nothing_fits_between_the_working_set_and_the_least_schedule() -> None:
     shown = 0
     for seed in range(200):

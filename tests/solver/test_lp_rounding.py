@@ -6,7 +6,7 @@ import pytest
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from hypothesis import given, settings
 
-from drawn import graphs, problems
+from drawn import examples, graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, verify
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
@@ -16,7 +16,7 @@ from remat_solver.incumbent import Incumbent
 from remat_solver.methods.milp import has_room
 from solver.brute import optimum
 
-SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(6), deadline=None, derandomize=True)
 
 
 def between(graph: Graph, part: float) -> Problem:
@@ -25,6 +25,7 @@ def between(graph: Graph, part: float) -> Problem:
     return Problem(graph, least + int(part * (most - least)))
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(problem=problems(graphs(most_ops=5, most_values=2)))
 @pytest.mark.parametrize("program", ["tight", "checkmate"])
@@ -51,6 +52,7 @@ def test_with_room_it_is_checkpoint_all() -> None:
     assert answer.cost_ns == graph.total_cost_ns
 
 
+@pytest.mark.thorough
 def test_close_to_the_bound_on_a_linear_network() -> None:
     """The search over ε comes within 1 % of the relaxation's bound on VGG16, the paper's own factor; twice the same."""
     problem = between(training_graph(ARCHITECTURES["vgg16"](), 8), 0.6)
@@ -102,6 +104,7 @@ def test_a_relaxation_that_memory_cannot_hold_is_not_written() -> None:
     assert "chain program's (rotor)" in answer.message
 
 
+@pytest.mark.thorough
 def test_a_program_that_takes_longer_than_is_left_is_not_written() -> None:
     """Its size is known before: the answer says that it was the time."""
     problem = between(training_graph(ARCHITECTURES["vgg16"](), 8), 0.6)

@@ -33,6 +33,7 @@ SMALL = chain(6, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 2, 4, 
 OPTIMUM = 63
 
 
+@pytest.mark.thorough
 def test_the_known_optimum_is_brute_forces() -> None:
     assert optimum(Problem(SMALL, budget_at(SMALL, 0.7)), BRUTE_STAGES).cost_ns == OPTIMUM
 
@@ -72,6 +73,7 @@ def _proves(name: str, fraction: float, optimum_ns: int, method: str, engine: st
     assert answer.cost_ns == answer.bound_ns == optimum_ns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "fraction", "optimum_ns"), INSTANCES[:2])
 def test_proves_known_optima_to_the_nanosecond(name: str, fraction: float, optimum_ns: int) -> None:
     _proves(name, fraction, optimum_ns, "milp-tight", "highs")
@@ -109,6 +111,7 @@ def test_nothing_within_the_space_is_not_called_infeasible() -> None:
     assert answer.limit is None
 
 
+@pytest.mark.thorough
 def test_a_time_limit_ends_with_plan_and_bound() -> None:
     graph = chain(40, [i % 7 + 1 for i in range(80)], [i % 5 + 3 for i in range(80)])
     problem = Problem(graph, budget_at(graph, 0.4))
@@ -149,12 +152,14 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
         solve(Problem(SMALL, 100), method="milp-tight", options=options)
 
 
+@pytest.mark.thorough
 def test_same_input_same_plan() -> None:
     problem = Problem(SMALL, budget_at(SMALL, 0.7))
     plans = {solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60).plan for _ in range(2)}
     assert len(plans) == 1
 
 
+@pytest.mark.thorough
 def test_order_tells_of_a_better_order_and_executes_none() -> None:
     # two independent branches: in the graph's order both first values wait for both second ones
     graph = graph_of([1] * 5, [4, 4, 1, 1, 1], [[], [], [0], [1], [2, 3]])
@@ -169,6 +174,7 @@ def test_order_tells_of_a_better_order_and_executes_none() -> None:
     assert answer.bound_ns == 5
 
 
+@pytest.mark.thorough
 def test_order_offers_a_plan_of_the_graphs_own_order() -> None:
     graph = chain(3, [1, 2, 3, 3, 2, 1], [3, 3, 3, 1, 1, 1])
     problem = Problem(graph, 8)
@@ -207,6 +213,7 @@ def _agree_with_the_papers_equations(seeds: range) -> int:
     return empty
 
 
+@pytest.mark.thorough
 def test_agrees_with_the_papers_equations_written_apart() -> None:
     _agree_with_the_papers_equations(range(24))
 
@@ -216,6 +223,7 @@ def test_agrees_with_the_papers_equations_on_200_graphs() -> None:
     assert 0 < _agree_with_the_papers_equations(range(1000, 1200)) < 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("seed", "budget", "cheaper", "optimum_ns"), [(1531, 14, 41, 42), (1577, 34, 30, 35)])
 def test_a_cheaper_plan_from_outside_is_not_the_programs_optimum(
     seed: int, budget: int, cheaper: int, optimum_ns: int
@@ -229,6 +237,7 @@ def test_a_cheaper_plan_from_outside_is_not_the_programs_optimum(
         assert answer.restricted_to == (ONE_PER_STAGE,)
 
 
+@pytest.mark.thorough
 def test_an_empty_space_stays_empty_though_another_method_has_a_plan() -> None:
     """Greedy's plan recomputes an op twice in a stage: it is named, and it is not the program's."""
     problem = Problem(little_graph(218, 7, rich=False), 24)
@@ -245,6 +254,7 @@ def test_an_empty_space_stays_empty_though_another_method_has_a_plan() -> None:
         assert "finds no plan with at most one recomputation" in given.message
 
 
+@pytest.mark.thorough
 def test_out_of_time_a_linear_network_has_the_chain_programs_plan() -> None:
     """Named as such, and no more expensive than the greedy plan."""
     graph = chain(60, [i % 7 + 1 for i in range(120)], [i % 5 + 3 for i in range(120)])
@@ -261,6 +271,7 @@ def test_out_of_time_a_linear_network_has_the_chain_programs_plan() -> None:
     assert late.cost_ns <= rotor.cost_ns
 
 
+@pytest.mark.thorough
 def test_out_of_memory_another_network_has_a_greedy_plan_named_as_such() -> None:
     problem = Problem(little_graph(218, 7, rich=False), 24)
     answer = solve(problem, method="milp", options={"memory_bytes": 1000})

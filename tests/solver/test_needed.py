@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chains import chains
+from drawn import examples
 from remat_ir import (
     Answer,
     Chain,
@@ -60,7 +61,7 @@ def sound(problem: Problem, answer: Answer) -> Answer:
     return answer
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(problems(6), st.sampled_from(METHODS))
 def test_every_method_certifies_what_it_says_is_too_small(problem: Problem, method: str) -> None:
     answer = sound(problem, solve(problem, method=method, time_limit_s=20))
@@ -86,14 +87,14 @@ def test_what_pairs_prove_reaches_every_way_out() -> None:
         assert found.proof is not None
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(chains(most_stages=4), st.integers(0, 12))
 def test_chains_certify_it_as_graphs(chain: Chain, more: int) -> None:
     problem = Problem(chain, max(0, certain_need(chain) - 1 + more))
     sound(problem, solve(problem, time_limit_s=5))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(linked(3))
 def test_with_a_link_what_one_op_needs_is_certain(problem: Problem) -> None:
     least = certain_need(problem.subject)
@@ -105,7 +106,7 @@ def test_with_a_link_what_one_op_needs_is_certain(problem: Problem) -> None:
     assert answer.claimed_by is None
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(problems(6))
 def test_the_checker_and_the_solver_agree_on_what_one_op_needs(problem: Problem) -> None:
     graph, with_link = problem.graph, problem.graph.with_link(Link(1, 1))
@@ -168,7 +169,7 @@ def test_no_mutant_is_believed_to_need_more_than_brute_force_finds() -> None:
     assert min(believed, lowered, refused) > 100
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from((1.0, 1.2, 2.0)))
 def test_the_batch_above_the_bound_is_certified_to_be_impossible(seed: int, percent: int, share: float) -> None:
     graph = replace(little_graph(seed, 5), backward_from=3, fixed_bytes=0)

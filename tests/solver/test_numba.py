@@ -105,6 +105,7 @@ def _run(package: Path, *before: str, **variables: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
+@pytest.mark.thorough
 def test_a_kernel_is_compiled_anew_where_what_it_calls_has_changed(package: Path, tmp_path: Path) -> None:
     """numba's own cache knows the kernel's module alone, and goes on with what another module held."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -114,6 +115,7 @@ def test_a_kernel_is_compiled_anew_where_what_it_calls_has_changed(package: Path
     assert _run(package, **cache) == "6 False True\n"
 
 
+@pytest.mark.thorough
 def test_a_damaged_cache_is_compiled_again(package: Path, tmp_path: Path) -> None:
     """A file of code that ends in the middle, and an index that does."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -124,6 +126,7 @@ def test_a_damaged_cache_is_compiled_again(package: Path, tmp_path: Path) -> Non
         assert _run(package, **cache).startswith(f"2 {known} ")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="a mount namespace of its own needs root")
 def test_where_nothing_can_be_written(package: Path, tmp_path: Path) -> None:
     """A cache that was filled is read; with none each process compiles for itself."""
@@ -134,6 +137,7 @@ def test_where_nothing_can_be_written(package: Path, tmp_path: Path) -> None:
     assert _run(package, *read_only, **nowhere | cache) == "2 True True\n"
 
 
+@pytest.mark.thorough
 def test_every_kernel_is_loaded_and_none_is_left_to_the_first_who_needs_it() -> None:
     """Each module that has a kernel is imported by the solver, and each kernel is run."""
     kernels.load_all()

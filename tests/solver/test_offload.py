@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
+from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
 from remat_solver.offload import OffloadTable, fluid_makespan, makespan_bound, repaired_plan, tensor_plan
@@ -18,7 +19,7 @@ from remat_solver.offload.schedule import moved_bytes
 from solver.chain_brute import best_cost
 from solver.offload_brute import all_schedules
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
 
 def linked_chain(stages: int, seed: int, gigabytes_per_s: float = 10.0) -> Chain:
@@ -79,7 +80,7 @@ def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int, price: int
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(chains(most_stages=4, most=4), st.sampled_from([1, 2]), st.integers(0, 999), st.booleans())
 def test_exact_in_the_fluid_model_on_four_stages(chain: Chain, beta: int, more: int, leaves: bool) -> None:
     check_exact(chain, beta, more, leaves=leaves)
@@ -121,6 +122,7 @@ def test_no_plan_is_faster_than_the_bound(chain: Chain, beta: int, more: int, le
         assert bound <= verify(Problem(chain, budget), plan).cost_ns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["pofo", "offload-all", "save-on-cpu"])
 def test_an_input_that_may_leave_makes_room(method: str) -> None:
     """A large input is moved where it may be, and the plan is one that no chain whose input stays accepts."""
@@ -140,6 +142,7 @@ def test_an_input_that_may_leave_makes_room(method: str) -> None:
     assert problem_digest(problem) != problem_digest(without)
 
 
+@pytest.mark.thorough
 def test_the_bound_is_worth_something() -> None:
     chain = linked_chain(24, seed=3, gigabytes_per_s=2)
     problem = Problem(chain, budget_at(chain, 0.4))
@@ -149,6 +152,7 @@ def test_the_bound_is_worth_something() -> None:
     assert chain.total_cost_ns * 1.005 < answer.bound_ns
 
 
+@pytest.mark.thorough
 def test_sizes_rounded_to_the_nearest_slot_are_repaired() -> None:
     """What does not fit tensor by tensor is moved, too."""
     repaired = 0
@@ -170,6 +174,7 @@ def test_sizes_rounded_to_the_nearest_slot_are_repaired() -> None:
     assert repaired > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fraction", [0.3, 0.5, 0.7])
 def test_worth_more_than_either_alone(fraction: float) -> None:
     chain = linked_chain(24, seed=3)
@@ -184,6 +189,7 @@ def test_worth_more_than_either_alone(fraction: float) -> None:
     assert any(step.verb is Verb.OFFLOAD for step in moved.steps)  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_more_slots_are_never_worse(seed: int) -> None:
     """Finer slots alone may round to a worse plan: the best of the coarser ones is kept."""
@@ -195,6 +201,7 @@ def test_more_slots_are_never_worse(seed: int) -> None:
     assert more <= hundred <= fifty
 
 
+@pytest.mark.thorough
 def test_finer_slots_find_better_plans() -> None:
     chain = linked_chain(16, seed=1, gigabytes_per_s=4)
     problem = Problem(chain, budget_at(chain, 0.4))
@@ -203,6 +210,7 @@ def test_finer_slots_find_better_plans() -> None:
     assert hundred < fifty
 
 
+@pytest.mark.thorough
 def test_save_on_cpu_waits_for_everything() -> None:
     chain = linked_chain(10, seed=1)
     answer = solve(Problem(chain, plain_peak(chain)), method="save-on-cpu", max_gap=0)
@@ -241,6 +249,7 @@ def test_the_hosts_limit_is_optimized() -> None:
     assert costs[-1] == free.cost_ns
 
 
+@pytest.mark.thorough
 def test_an_input_that_may_leave_counts_for_the_hosts_limit() -> None:
     """Rotor's plan, which comes first, is one of the chain whose input stays."""
     chain = replace(linked_chain(8, seed=3, gigabytes_per_s=2), input_may_leave=True)
@@ -251,6 +260,7 @@ def test_an_input_that_may_leave_counts_for_the_hosts_limit() -> None:
     assert verify(problem, answer.plan).cost_ns == answer.cost_ns
 
 
+@pytest.mark.thorough
 def test_auto_takes_the_link_into_account() -> None:
     chain = linked_chain(16, seed=6)
     problem = Problem(chain, budget_at(chain, 0.4))

@@ -195,6 +195,10 @@ POSED = {
 }
 
 
+MILPS = {method for method, options in EFFECTS.items() if MILP.keys() <= options.keys()}
+"""Share options: those of all of them are looked at in two, since every program gets them by the same way."""
+
+
 def test_every_option_is_looked_at() -> None:
     with_options = {name: {field.name for field in fields(method.options)} for name, method in METHODS.items()}
     assert {name: set(options) for name, options in EFFECTS.items()} == {
@@ -202,7 +206,19 @@ def test_every_option_is_looked_at() -> None:
     }
 
 
-@pytest.mark.parametrize(("method", "option"), [(method, option) for method in EFFECTS for option in EFFECTS[method]])
+QUICK = {"milp-tight", "greedy", "rotor", "pofo", "sequential", "ap-sqrt", "search", "lp-rounding"}
+"""Each kind of options by one method whose solves end at once; `make test-thorough` looks at all."""
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        pytest.param(method, option, marks=() if method in QUICK else pytest.mark.thorough)
+        for method, options in EFFECTS.items()
+        for option in options
+        if method in ("milp-tight", "milp-order") or method not in MILPS or option not in MILP
+    ],
+)
 def test_every_option_has_an_effect(monkeypatch: pytest.MonkeyPatch, method: str, option: str) -> None:
     value, seen = EFFECTS[method][option]
     problem = {"reruns": BROKEN, "loose": LOOSE}.get(option, POSED.get(method, SMALL))

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Graph, Problem, Status, plain_peak
 from remat_ir.working_set import working_set
 from remat_solver import solve
@@ -16,7 +16,7 @@ from solver.brute import optimum
 from solver.little import little_graph
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=examples(100))
 @given(graphs(most_ops=6))
 def test_below_it_brute_force_finds_no_plan(graph: Graph) -> None:
     _holds(graph)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Graph, plan_of, replay
 from remat_ir.working_set import pinned_ops
 from remat_solver.search.layout import BUDGET, COST, OVER, Ints
@@ -56,7 +56,7 @@ def _walk(graph: Graph, budget: int, moves: int, every: int, seed: int) -> None:
     assert current(profile)[1].tolist() == before.tolist()
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(deadline=None, derandomize=True, max_examples=examples(80))
 @given(graphs(most_ops=12), st.integers(0, 40), st.integers(0, 1000))
 def test_placing_and_removing_keeps_the_profile(graph: Graph, budget: int, seed: int) -> None:
     _walk(graph, budget + graph.fixed_bytes, moves=30, every=1, seed=seed)

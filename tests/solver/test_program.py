@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_solver import program
 from remat_solver.deadline import TimeUp
 from remat_solver.program import Builder, Term
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(100), deadline=None, derandomize=True)
 
 
 @st.composite

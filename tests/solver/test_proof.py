@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, problem_digest, verify
 from remat_ir.proof import InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
 from remat_ir.proof.certificate import Row
@@ -56,7 +57,7 @@ def any_plan(problem: Problem, seed: int) -> Plan | None:
     return Plan(tuple(steps)) if done == graph.ops else None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(relaxed(), st.integers(0, 2**32))
 def test_one_point_satisfies_all_rows_and_costs_no_more(
     drawn: tuple[Problem, Relaxation, list[Row]], seed: int
@@ -90,7 +91,7 @@ def test_one_point_satisfies_all_rows_and_costs_no_more(
             assert sum(a * struck.at(on, column) for column, a in made.terms.items()) <= made.most, row
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(relaxed(5), st.integers(0, 6))
 def test_no_certificate_is_above_the_optimum(drawn: tuple[Problem, Relaxation, list[Row]], depth: int) -> None:
     problem, on, rows = drawn
@@ -161,7 +162,7 @@ def test_certificates_reach_the_optimum_of_most_small_problems() -> None:
     assert reached >= 0.6 * total, f"{reached} of {total}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(relaxed(5), st.integers(0, 4), st.integers(-6, 6), st.integers(0, 2**32))
 def test_a_carried_certificate_holds_and_is_no_weaker_at_smaller_budgets(
     drawn: tuple[Problem, Relaxation, list[Row]], depth: int, more: int, seed: int

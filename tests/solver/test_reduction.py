@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
-from drawn import linear_graphs, sequences
+from drawn import examples, linear_graphs, sequences
 from remat_ir import Chain, Graph, Problem, plan_of, verify
 from remat_ir.subject import plain_plan_of
 from remat_solver.chain import LinearNetwork
 from remat_solver.lift import Lift
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 ROOMY = 2**50
 
 

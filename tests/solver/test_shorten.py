@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Problem, plain_peak
 from remat_ir.proof import InvalidProof, StageProof, prove
 from remat_ir.proof.certificate import Row
@@ -41,7 +42,7 @@ def less(
     return shortened(on, proof, bound_ns, problem.graph.total_cost_ns, solve, Deadline(seconds))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(relaxed(4), st.integers(0, 3), st.fractions(0, 1))
 def test_a_shorter_certificate_proves_what_is_asked_for(
     engine: Engine, drawn: tuple[Problem, Relaxation, list[Row]], depth: int, share: Fraction

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
-from drawn import graphs
+from drawn import examples, graphs
 from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
@@ -105,7 +105,7 @@ def test_a_table_of_pairs_that_is_stopped_says_nothing() -> None:
     assert not pair_table(little_graph(0, 10), After(0)).any()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(graph=graphs(most_ops=9))
 def test_articulation_points_are_those_of_networkx(graph: Graph) -> None:
     """Which takes longer to load than most plans take."""

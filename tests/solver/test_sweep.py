@@ -12,7 +12,7 @@ from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, linear_graphs
+from drawn import examples, graphs, linear_graphs
 from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
 from remat_ir.batch import BatchFamily, one_forward_pass_more
 from remat_solver import solve
@@ -21,7 +21,7 @@ from remat_solver.bounds import least_need
 from remat_solver.sweep import Curve, sweep
 from solver.brute import optimum
 
-SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
 LAYERS = 8
 CHAIN = graph_of(
     [3, 4, 5, 2, 6, 6, 8, 10, *[5] * LAYERS],
@@ -79,6 +79,7 @@ def test_sweeps_enclose_the_optimum(graph: Graph, parts: list[int]) -> None:
             assert exact is None
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(graph=linear_graphs(most_layers=5))
 def test_curves(graph: Graph) -> None:
@@ -89,6 +90,7 @@ def test_curves(graph: Graph) -> None:
     assert answers[-1].status is Status.OPTIMAL
 
 
+@pytest.mark.thorough
 def test_curve_spreads_over_the_steps() -> None:
     """On a long chain the points of the curve find different costs."""
     graph = training_graph(ARCHITECTURES["vgg16"](), 1)
@@ -106,6 +108,7 @@ def test_a_neighbour_settles_without_a_solve() -> None:
     assert len(told) == 3
 
 
+@pytest.mark.thorough
 def test_knowledge_flows_both_ways() -> None:
     """A plan serves larger budgets, a bound smaller ones, infeasibility smaller ones; nothing flows the other way."""
     curve = Curve(CHAIN)
@@ -136,6 +139,7 @@ def test_what_a_sweep_refuses() -> None:
         sweep(CHAIN, [50], method="none")
 
 
+@pytest.mark.thorough
 def test_out_of_time_is_answered_from_neighbours() -> None:
     answers = sweep(CHAIN, [30, 40, 50], total_s=1e-9)
     assert [answer.limit for answer in answers] == ["time"] * 3
@@ -184,6 +188,7 @@ def test_largest_batch_against_all_batches(
         assert verify(family.at(found.batch), found.answer.plan).cost_ns <= limit
 
 
+@pytest.mark.thorough
 def test_the_input_grows_too() -> None:
     """10 fixed bytes of which 6 are the input: batch 3 leaves (100 − 4) / 3 bytes for one sample."""
     with_input = max_batch(CHAIN, 100, batch_bytes=6, method="linearized-greedy")
@@ -201,6 +206,7 @@ def test_checkpoint_all_is_equation_ten() -> None:
     assert found.batch == (1000 - 10) // (peak - 10)
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(graph=linear_graphs(most_layers=6), memory=st.integers(20, 400), freeing=st.sampled_from(["last-use", "paper"]))
 @pytest.mark.parametrize("method", ["linearized-greedy", "ap-sqrt", "griewank"])
@@ -225,6 +231,7 @@ def test_a_baselines_largest_batch_is_equation_ten(method: str, graph: Graph, me
         verify(Problem(family.scaled(found.batch), memory), found.answer.plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "method", "sizes"), [("vgg19", "linearized-greedy", (289, 272)), ("segnet", "ap-greedy", (60, 50))]
 )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs, linear_graphs
+from drawn import examples, graphs, linear_graphs
 from remat_ir import Graph, Link, Problem, graph_of
 from remat_ir.working_set import working_set
 from remat_solver.array_view import ArrayView, view_of
@@ -22,7 +22,7 @@ from remat_solver.transfers.bound import solved
 from remat_solver.transfers.relaxation import relax
 from solver.transfer_brute import least_makespan
 
-SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(20), deadline=None, derandomize=True)
 
 
 @st.composite

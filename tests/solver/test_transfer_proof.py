@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import InvalidPlan, Link, Problem, Status, certified, problem_digest, verify, verify_answer
 from remat_ir.proof import Branch, InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
 from remat_ir.proof.rows import KINDS, Relaxation, Terms
@@ -70,14 +71,14 @@ def check_random(problem: Problem, rng: random.Random, plans: int) -> None:
             check_point(problem, Moved(problem.graph, plan), verify(problem, plan).cost_ns, rng)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(linked(6), st.integers(0, 2**32))
 def test_one_point_satisfies_all_rows_and_its_cost_is_the_makespan(problem: Problem, seed: int) -> None:
     check_random(problem, random.Random(seed), 2)
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(linked(7), st.integers(0, 2**32))
 def test_one_point_of_many_plans_satisfies_all_rows(problem: Problem, seed: int) -> None:
     check_random(problem, random.Random(seed), 8)
@@ -158,7 +159,7 @@ def attack(problem: Problem, rng: random.Random, mutants: int, other: StageProof
     return 0
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(linked(4), st.integers(0, 2**32))
 def test_no_certificate_and_no_mutant_is_above_the_optimum(problem: Problem, seed: int) -> None:
     attack(problem, random.Random(seed), 20)
@@ -166,13 +167,13 @@ def test_no_certificate_and_no_mutant_is_above_the_optimum(problem: Problem, see
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(linked(4), st.integers(0, 2**32))
 def test_no_mutant_of_a_hundred_thousand_proves_too_much(problem: Problem, seed: int) -> None:
     attack(problem, random.Random(seed), 100)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(linked(3), st.integers(-3, 2), st.integers(0, 2**32))
 def test_a_carried_certificate_holds(problem: Problem, more: int, seed: int) -> None:
     """At other budgets and at other costs."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains, lift_orders
-from drawn import graphs, linear_graphs, sequences
+from drawn import examples, graphs, linear_graphs, sequences
 from remat_ir import (
     Chain,
     Graph,
@@ -40,7 +40,7 @@ from remat_solver.transfers.search import TransferSearch, relieved
 from solver.test_transfer_bound import little_linked
 from solver.transfer_brute import least_makespan
 
-SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
 ROOMY = 2**50
 STARTS = ("rotor", "pofo", "offload-only", "offload-all", "save-on-cpu", "layer-fractions")
 LINKS = st.builds(
@@ -78,6 +78,7 @@ def test_what_is_placed_is_a_plan(graph: Graph, link: Link, data: st.DataObject)
     assert set(left) <= set(gaps)
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(st.data())
 def test_what_is_placed_on_a_chain_is_a_plan_of_the_chain(data: st.DataObject) -> None:
@@ -99,6 +100,7 @@ def test_what_is_placed_on_a_chain_is_a_plan_of_the_chain(data: st.DataObject) -
     assert verdict.peak_bytes == verify(Problem(table.graph, ROOMY), placed.plan).peak_bytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_auto_on_a_chain_is_no_worse_than_what_it_starts_from(seed: int) -> None:
     """Also with a limit on the host, which the chain's plans keep."""
@@ -144,6 +146,7 @@ def test_a_copy_is_hidden_where_there_is_time() -> None:
     assert Offload(0) in answer.plan.steps
 
 
+@pytest.mark.thorough
 def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
     """Twelve layers, the later ones ten times as slow: a host for four values takes those that take long to make."""
     layers = 12
@@ -164,6 +167,7 @@ def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
     assert 0 < max(moment.host_bytes for moment in replay(limited.graph, found.plan)) <= 200
 
 
+@pytest.mark.thorough
 def test_a_plan_without_transfers_is_polished_to_one_that_moves() -> None:
     """Every layer computed twice: with a link there is time for, nothing is made again, and nothing is random."""
     layers = 12
@@ -226,6 +230,7 @@ def test_moved_values_take_memory_only_where_they_are_used() -> None:
     assert peaks == [4, 9, 11, 11]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
     problem = little_linked(seed)
@@ -242,6 +247,7 @@ def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
         assert answer.cost_ns <= 2 * best
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["offload-only", "offload-all", "save-on-cpu", "layer-fractions"])
 def test_what_others_do_is_a_plan_or_says_why_not(method: str) -> None:
     """A network of twelve layers over a fast link: all of them fit two thirds of the memory."""

@@ -10,6 +10,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Graph, InvalidData, Problem, budget_at, plain_peak, problem_digest
 from remat_ir.proof import InvalidProof, StageProof, WindowProof, carried, prove, read_proof
 from remat_ir.proof.windows import Windows
@@ -56,7 +57,7 @@ def joined_ns(problem: Problem, on: Windows, windows: list[tuple[int, ...]]) -> 
     return problem.graph.total_cost_ns + on.least(costs).extra_ns
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 7))
 def test_windows_that_are_optimal_never_prove_too_much(seed: int, ops: int) -> None:
     problem, on, windows = any_windows(seed, ops)
@@ -64,6 +65,7 @@ def test_windows_that_are_optimal_never_prove_too_much(seed: int, ops: int) -> N
     assert least is None or joined_ns(problem, on, windows) <= least
 
 
+@pytest.mark.thorough
 def test_windows_prove_something() -> None:
     """So that the test above can fail: of problems that cost something some are proved to their end, more in part."""
     reached = raised = 0
@@ -152,7 +154,8 @@ def certificate(seed: int, ops: int) -> tuple[Problem, WindowProof]:
     return problem, WindowProof(digest, turn, tuple(on.firsts), tuple(on.laters), small, tuple(parts), tuple(entries))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 6), st.integers(-3, 3))
 def test_no_certificate_is_above_the_optimum(seed: int, ops: int, more: int) -> None:
     problem, proof = certificate(seed, ops)
@@ -248,6 +251,7 @@ def test_no_mutant_of_many_proves_too_much() -> None:
     assert made == 50_000
 
 
+@pytest.mark.thorough
 def test_equal_layers_are_proved_once() -> None:
     """Of 36 layers near their least budget: each window that is proved stands for all that equal it."""
     graph = instance("gpt-36")
@@ -272,6 +276,7 @@ def test_equal_layers_are_proved_once() -> None:
     assert cheap.cost_ns is None or cheap.cost_ns >= incumbent.bound_ns
 
 
+@pytest.mark.thorough
 def test_windows_are_for_deep_networks_near_the_least_budget() -> None:
     def prover(window: Problem, until: Deadline) -> None:
         raise AssertionError("there is nothing to prove here")
