@@ -116,6 +116,7 @@ class Uneven(nn.Module):
         return nn.functional.dropout(x).square().mean()
 
 
+@pytest.mark.thorough
 def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> None:
     """Equal bit for bit before, at and after the step at which the better plan takes over."""
     torch._dynamo.reset()
@@ -177,6 +178,7 @@ class Stalled:
             self.answered.set()
 
 
+@pytest.mark.thorough
 def test_a_copy_of_a_backend_is_the_backend() -> None:
     """Where Lightning is imported `torch.compile` copies its arguments, and a planner's locks have no copies."""
     pytest.importorskip("lightning")
@@ -215,6 +217,7 @@ def test_enable_leaves_the_module_itself(models: tuple[nn.Module, nn.Module]) ->
     assert planned.train()(x).requires_grad
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["the whole", "a unit", "a chain"])
 def test_torch_compile_around_a_planned_module(models: tuple[nn.Module, nn.Module], part: str) -> None:
     """What runs by a plan is left as it is, once more for each kind; what is around it is compiled."""

@@ -174,6 +174,7 @@ def test_at_most_so_many_plans_are_held() -> None:
     assert max(len(graph.made) for graph in model.forward.backend.graphs) == 2
 
 
+@pytest.mark.thorough
 def test_a_better_plan_takes_over_under_autocast() -> None:
     """From one trace, in the caller's thread: before, at and after it the bits are those of stock."""
     torch.manual_seed(0)
@@ -346,6 +347,7 @@ def test_an_outer_compilation_keeps_the_plan() -> None:
     assert plans(model.inner) == 1
 
 
+@pytest.mark.thorough
 def test_many_models_of_a_class_are_planned_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than Dynamo compiles of one code object, of a class of torch's own; nothing holds a model that is gone."""
     monkeypatch.setattr(carrier, "MOST_GRAPHS", 8)
@@ -404,6 +406,7 @@ def _ranked(rank: int, address: str, found: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.thorough
 def test_ranks_with_several_buckets_train_as_plain_ones_do(tmp_path: Path) -> None:
     with mp.Manager() as manager:
         found = manager.dict()

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import remat
-from client.test_around import numbers
 from client.test_chain_training import bisection
+from client.test_training_loops import numbers
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.planning.coordinator import OneProcess

@@ -182,6 +182,7 @@ class InProcess(httpx2.AsyncBaseTransport):
         return httpx2.Response(reply.status_code, headers=reply.headers, content=reply.read(), request=request)
 
 
+@pytest.mark.thorough
 def test_the_real_application_can_be_plugged_in_without_a_network(tmp_path: Path) -> None:
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'store.sqlite'}"))
     asked = problem()

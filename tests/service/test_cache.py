@@ -213,6 +213,7 @@ def own(tmp_path: Path) -> Service:
         yield running  # type: ignore[misc]
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_is_a_miss(own: Service) -> None:
     """Each column of a stored plan damaged in turn: never a wrong plan, always a fresh solve."""
     graph = training_graph(6, cost=50)

@@ -202,6 +202,7 @@ def test_lp_rounding_names_the_space_of_its_bound(seed: int, budget: int, best: 
     assert curve.bound(budget) <= best
 
 
+@pytest.mark.thorough
 @SETTINGS
 @given(problem=problems(graphs(most_ops=5, most_values=2)))
 def test_no_answer_without_a_plan_stretches_a_bound(problem: Problem) -> None:

@@ -48,6 +48,7 @@ def assigned(imports: str, folder: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.thorough
 def test_compiling_leaves_the_streams_alone(tmp_path: Path) -> None:
     assert assigned("from numba import njit", tmp_path) > 0  # else this proves nothing: is colorama installed?
     assert assigned(OURS, tmp_path) == 0

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import remat
-from client.test_around import Net, numbers, played, train
-from client.test_midway import Given
+from client.test_changes_before_backward import Given
+from client.test_training_loops import Net, numbers, played, train
 from remat.compile.alone import capture
 from remat_ir.greedy import checkpointed
 

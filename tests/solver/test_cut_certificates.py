@@ -47,6 +47,7 @@ def grown(engine: Engine, problem: Problem, cuts: set[int], extra: int) -> tuple
     return round_, outcome
 
 
+@pytest.mark.thorough
 def test_no_more_is_proved_than_a_plan_costs(engine: Engine) -> None:
     """Asked for a little less than a plan costs, and for more: that is never certified."""
     emptied = limited = 0

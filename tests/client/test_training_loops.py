@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from client.test_midway import Given
+from client.test_changes_before_backward import Given
 from remat_ir.greedy import checkpointed
 from tiers import first
 
