@@ -13,24 +13,19 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MOST_WORDS = 25
 """A sentence. A formula or a piece of code counts as one word, and each cell of a table is read by itself."""
-MOST_OF_ALL = 47_000
+MOST_OF_ALL = 44_000
 MOST_PAGES = 34
 FORBIDDEN = re.compile(r"\b(house|lanes?|crowd|strangers?|emptying|roomy|dearer)\b", re.IGNORECASE)
 NOT_YET: set[str] = {
     "CONTRIBUTING.md",
     "README.md",
     "benchmarks.md",
-    "cache.md",
     "cli.md",
-    "device.md",
     "index.md",
     "methods.md",
     "page.md",
     "quickstart-training.md",
     "reference.md",
-    "runbook.md",
-    "scale.md",
-    "service.md",
     "tags.md",
     "targets.md",
     "threats.md",
