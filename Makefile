@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint demo wheel sbom audit-dependencies clean
+.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-solver demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,14 +45,14 @@ test-thorough: $(STAMP)  ## the tests that a change must pass, too, and that tak
 test-properties: $(STAMP)  ## every property with four times as many examples as a change must pass
 	REMAT_TEST_DEPTH=4 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'hypothesis and not slow and not gpu and not standin'
 
-test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, in an environment without torch and web
-	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/ir tests/solver
+test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, or those of TESTS, in an environment without torch and web
+	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/ir tests/solver)
 
 test-service: .venv-service/.installed  ## the tests of the service, in an environment without torch
-	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/service
+	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/service)
 
 test-client: $(STAMP)  ## the tests of the client
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/client
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/client)
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
@@ -97,6 +97,11 @@ lint: $(STAMP)  ## style, types, which package may import which, and the workflo
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
+
+lint-solver: .venv-solver/.installed  ## style and types of the solver and its tests, in the environment without torch
+	.venv-solver/bin/ruff check .
+	.venv-solver/bin/ruff format --check .
+	.venv-solver/bin/mypy -p remat_ir -p remat_solver
 
 wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
 	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/house/wheel.sh
