@@ -12,7 +12,8 @@ from remat_ir import Graph, InvalidData, InvalidPlan, Problem, Status, graph_of,
 from remat_ir.restrictions import TAGS, contains
 from remat_ir.tags import is_tagged, tagged_order, tagged_plan, tags_of
 from remat_solver import solve
-from remat_solver.tags import TagSearch
+from remat_solver.backends.engine import Engine
+from remat_solver.tags import TagProgram, TagSearch
 from solver.brute import optimum
 from solver.little import little_graph, problems
 
@@ -101,6 +102,33 @@ def test_the_search_reaches_the_optimum_of_more_ops(share: float) -> None:
             search.cycle(20_000, lambda: False, heat)
             search.resume_best()
         assert search.cost_ns == exact.cost_ns
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(9))
+def test_the_staged_programs_bound_is_of_all_tags_and_reaches_the_optimum(problem: Problem) -> None:
+    """Round by round no bound is above the cheapest set of tags, and the last one is that."""
+    graph = problem.graph
+    assume(graph.backward_from is not None)
+    search = TagSearch(graph, problem.budget_bytes)
+    assume(len(search.free) > 0)
+    assert search.try_all()
+    program = TagProgram(graph, problem.budget_bytes, search.free.tolist())
+    with Engine("highs") as engine:
+        for _ in range(60):
+            outcome = engine.run(program.write(), relative_gap=1e-9)
+            if search.cost_ns is not None:
+                assert program.bound_ns(outcome.bound) <= search.cost_ns
+            if outcome.x is None:
+                assert search.cost_ns is None
+                return
+            tags = program.tags(outcome.x)
+            if search.fits(tags):
+                assert search.evaluate(tags)[0] == search.cost_ns  # type: ignore[index]
+                assert program.bound_ns(outcome.bound) >= (1 - 1e-5) * search.cost_ns  # type: ignore[operator]
+                return
+            program.refine(tags)
+    raise AssertionError("the program does not end")
 
 
 def test_an_answer_says_what_a_free_plan_would_save() -> None:

@@ -6,7 +6,7 @@ The free problem is solved first: its plan is where the search over tags starts,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from remat_ir import Plan, Problem, plain_plan
@@ -15,11 +15,12 @@ from remat_ir.restrictions import TAGS
 from remat_ir.tags import tags_of
 
 from ..incumbent import Incumbent
-from ..tags import TagSearch
+from ..tags import TagSearch, prove
 from .auto import AutoOptions, run_auto
 
-_FREE_SHARE = 0.5
-"""The share of the time for the free problem."""
+_FREE_SHARE, _SEARCH_SHARE = 0.4, 0.4
+"""The share of the time for the free problem, and what the search may take of the rest; the staged program has what is
+left."""
 _GREEDY_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 """Budgets, as shares of the one asked for, of the greedy plans that the search starts from too."""
 _MOVES, _CYCLES = 1 << 15, 24
@@ -57,7 +58,11 @@ def run_tags(incumbent: Incumbent, options: TagOptions) -> None:
         else:
             incumbent.raise_bound(search.cost_ns, "tags", (TAGS,))
     else:
-        _search(incumbent, search, free)
+        share = incumbent.deadline.within(_SEARCH_SHARE * incumbent.deadline.remaining())
+        _search(incumbent, search, free, lambda: incumbent.stopped() or share.passed())
+        prove(incumbent, search, (TAGS,), incumbent.stopped)
+        if incumbent.cost_ns is None and not incumbent.infeasible:
+            incumbent.ends_without_plan("No choice of what is saved was found that fits the budget as torch runs it.")
     _note(incumbent, free)
 
 
@@ -95,25 +100,23 @@ def _starts(problem: Problem, free: Incumbent | None, incumbent: Incumbent) -> I
     yield plain_plan(graph)
 
 
-def _search(incumbent: Incumbent, search: TagSearch, free: Incumbent | None) -> None:
+def _search(incumbent: Incumbent, search: TagSearch, free: Incumbent | None, stopped: Callable[[], bool]) -> None:
     """Anneal from each start, then from the best set, until nothing better comes."""
     for start in _starts(incumbent.problem, free, incumbent):
         search.adopt(tags_of(search.graph, start))
         _deliver(incumbent, search)
-        if incumbent.stopped():
+        if stopped():
             return
-        search.cycle(_MOVES // 4, incumbent.stopped, 0.2)
+        search.cycle(_MOVES // 4, stopped, 0.2)
         _deliver(incumbent, search)
     idle, number = 0, 0
-    while idle < _CYCLES and not incumbent.stopped():
+    while idle < _CYCLES and not stopped():
         before = search.cost_ns
         search.resume_best()
-        search.cycle(_MOVES << min(3, number // 8), incumbent.stopped, (0.1, 0.5, 2.0)[number % 3])
+        search.cycle(_MOVES << min(3, number // 8), stopped, (0.1, 0.5, 2.0)[number % 3])
         _deliver(incumbent, search)
         idle = 0 if search.cost_ns != before else idle + 1
         number += 1
-    if search.cost_ns is None:
-        incumbent.ends_without_plan("No choice of what is saved was found that fits the budget as torch runs it.")
 
 
 def _deliver(incumbent: Incumbent, search: TagSearch) -> None:

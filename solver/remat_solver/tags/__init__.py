@@ -1,5 +1,6 @@
-"""The plans that torch carries out by itself (`remat_ir.tags`): their exact cost and peak, and a search over them."""
+"""The plans that torch carries out by itself (`remat_ir.tags`): cost and peak, a search, a staged program."""
 
+from .program import TagProgram, prove
 from .search import TagSearch
 
-__all__ = ["TagSearch"]
+__all__ = ["TagProgram", "TagSearch", "prove"]

@@ -56,6 +56,11 @@ class TagSearch:
         cost, peak, _ = kernel.evaluate(self._arrays, self._flags(again))
         return None if cost == FORBIDDEN else (int(cost), int(peak))
 
+    def fits(self, again: Collection[int]) -> bool:
+        """Whether a set is within the budget and may run."""
+        cost, _, over = kernel.evaluate(self._arrays, self._flags(again))
+        return cost != FORBIDDEN and over == 0
+
     def plan(self) -> Plan | None:
         """The best set as a plan."""
         if self.cost_ns is None:

@@ -1,0 +1,248 @@
+"""The cheapest tags as a staged program in which an op is computed again once at most, and bounds of that space.
+
+The backward pass is cut into coarse stages. A column says of an op whether it is computed again at all, others whether
+it has been by the end of a stage: as soon as something that runs there needs it, which is where torch puts it. Memory
+counts at the ops that end stages, at some forward ops, and while some ops are computed again. All of this holds for
+every set of tags, so that the optimum of the program is a bound for all of them. Where the memory of its solution is
+exceeded, a stage is cut there and a row is added, until the solution fits: then it is the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from remat_ir import Graph, InvalidPlan, plan_of
+from remat_ir.replay import replay
+from remat_ir.tags import tagged_order, tagged_plan
+
+from ..backends.engine import Engine
+from ..incumbent import Incumbent
+from ..program import Builder, Floats, Program, Term
+from .search import TagSearch
+
+_FIRST_CUTS = 6
+_UNITS = 1 << 20
+"""The budget and the cost of a step in units of the program: what is rounded off only ever relaxes it."""
+_TURN_S = 2.0
+"""CPU seconds of a round's first solve; each further round may take half as long again."""
+ZERO = -1
+
+
+class TagProgram:
+    """The program of a graph and a budget with the rows found so far.
+
+    Attributes:
+        cuts: backward ops that end stages. forward: forward ops, and reruns: (op, backward op before which it is
+            computed again), at which memory counts. wrong: sets of tags that do not fit, whatever the rows say.
+    """
+
+    def __init__(self, graph: Graph, budget_bytes: int, free: Iterable[int]) -> None:
+        assert graph.backward_from is not None
+        self.graph, self.budget, self.boundary = graph, budget_bytes, graph.backward_from
+        self.free = {int(op): i for i, op in enumerate(free)}
+        self.cost_unit = max(1, sum(graph.op_cost_ns[op] for op in self.free) // _UNITS)
+        self.byte_unit = max(1, budget_bytes // _UNITS)
+        count = graph.ops - self.boundary
+        steps = np.linspace(0, count - 1, min(_FIRST_CUTS, count))
+        self.cuts = {self.boundary + int(step) for step in steps} | {graph.ops - 1}
+        self.forward: set[int] = set()
+        self.reruns: set[tuple[int, int]] = set()
+        self.wrong: list[frozenset[int]] = []
+        users = graph.users
+        self.readers = [[q for q in users[v] if q in self.free] for v in range(graph.values)]
+        self.first_use, self.last_use, self.last_forward = [], [], []
+        for value in range(graph.values):
+            late = [user for user in users[value] if user >= self.boundary]
+            self.last_use.append(max(late, default=ZERO))
+            self.last_forward.append(max((user for user in users[value] if user < self.boundary), default=ZERO))
+        for op in self.free:
+            late = [user for v in graph.op_values[op] for user in users[v] if user >= self.boundary]
+            self.first_use.append(min(late, default=graph.ops))
+
+    def write(self) -> Program:
+        """The program; its objective is the cost of what is computed again, in units."""
+        builder = Builder()
+        ends = sorted(self.cuts)
+        direct = np.asarray([bisect_left(ends, use) for use in self.first_use])
+        cost = np.asarray([self.graph.op_cost_ns[op] // self.cost_unit for op in self.free], np.float64)
+        again = builder.variables(len(self.free), cost=np.where(direct < len(ends), cost, 0.0))
+        done = np.full((len(self.free), len(ends)), ZERO, np.int64)
+        earliest = direct.copy()
+        chains = {
+            o: sorted({self.free[q] for v in self.graph.op_values[o] for q in self.readers[v]}) for o in self.free
+        }
+        for op, i in reversed(self.free.items()):
+            earliest[i] = min([earliest[i], *(earliest[q] for q in chains[op])])
+            last = builder.variables(max(0, min(direct[i], len(ends)) - earliest[i]))
+            done[i, earliest[i] : earliest[i] + len(last)] = last
+            done[i, direct[i] :] = again[i]
+        for op, i in self.free.items():
+            columns = done[i, earliest[i] : direct[i] + 1]
+            if len(columns) > 1:
+                terms = [
+                    Term(np.arange(len(columns) - 1), columns[:-1]),
+                    Term(np.arange(len(columns) - 1), columns[1:], -1),
+                ]
+                builder.add_rows(len(columns) - 1, terms, upper=0.0)
+            if direct[i] >= len(ends) and done[i, -1] != ZERO:
+                builder.add_rows(1, [Term(0, done[i, -1]), Term(0, again[i], -1)], upper=0.0)
+            for q in chains[op]:
+                stages = [c for c in range(min(int(direct[i]), len(ends))) if done[q, c] != ZERO]
+                rows = np.arange(len(stages))
+                parts = [Term(rows, done[q, stages]), Term(rows, again[i]), Term(rows, done[i, stages], -1)]
+                builder.add_rows(len(stages), parts, upper=1.0)
+        self._again, self._done, self._builder = again, done, builder
+        for stage, op in enumerate(ends):
+            self._memory_at(op, stage, stage)
+        for op in sorted(self.forward):
+            self._memory_at(op, ZERO, ZERO)
+        for op, reader in sorted(self.reruns):
+            stage = bisect_left(ends, reader)
+            self._memory_at(reader, stage, stage - 1, rerun=op)
+        for tags in self.wrong:
+            signs = np.asarray([-1.0 if op in tags else 1.0 for op in self.free])
+            builder.add_rows(1, [Term(0, again, signs)], lower=1.0 - len(tags))
+        program = builder.program()
+        ordered = [i for i in range(len(self.free)) if direct[i] >= len(ends) and done[i, -1] != ZERO]
+        program.cost[done[ordered, -1]] = cost[ordered]
+        return program
+
+    def _memory_at(self, op: int, stage: int, before: int, rerun: int = ZERO) -> None:
+        """That an op fits when it runs first, at the end of a stage; or an earlier one that is computed again for it.
+
+        `before` is the stage by whose end ops after `rerun` have been computed again, if at all.
+        """
+        graph, runs = self.graph, op if rerun == ZERO else rerun
+        fixed = graph.fixed_bytes + graph.op_workspace_bytes[runs]
+        fixed += sum(graph.value_bytes[v] for v in graph.op_values[runs] if v not in graph.optional)
+        terms: list[tuple[int, float]] = []
+        inputs = frozenset(graph.op_inputs[runs])
+        for value in range(graph.values):
+            maker, size = graph.value_op[value], graph.value_bytes[value]
+            if not size or maker >= op or maker == runs:
+                continue
+            later = self.last_use[value] >= op if op >= self.boundary else self.last_use[value] != ZERO
+            if (
+                value in graph.keep
+                or value in inputs
+                or (op < self.boundary and self.last_forward[value] >= op)
+                or (later and maker not in self.free)
+            ):
+                fixed += size
+            elif later:
+                i = self.free[maker]
+                there = self._column(i, stage if maker < runs or rerun == ZERO else before)
+                if there == self._again[i]:
+                    fixed += size
+                    continue
+                fixed += size
+                terms.append((int(self._again[i]), -size))
+                terms += [(there, size)] if there != ZERO else []
+            elif rerun == ZERO and maker < self.boundary:
+                terms += [(column, size) for column in self._held_for(value, stage)]
+        room = self.budget - fixed
+        weight = self.byte_unit
+        # rounded so that no set of tags that fits is lost: what adds memory down, what takes some away up
+        columns = np.asarray([c for c, _ in terms], np.int64)
+        values = np.asarray([math.floor(size / weight) for _, size in terms], np.float64)
+        most = float(math.floor(room / weight))
+        if rerun == ZERO:
+            self._builder.add_rows(1, [Term(0, columns, values)], upper=most)
+            return
+        i = self.free[rerun]
+        big = float(values[values > 0].sum()) - min(0.0, most)
+        ran = [(self._column(i, stage), big), (self._column(i, stage - 1), -big)]
+        parts = [Term(0, column, value) for column, value in ran if column != ZERO]
+        self._builder.add_rows(1, [Term(0, columns, values), *parts], upper=most + big)
+
+    def _column(self, i: int, stage: int) -> int:
+        return ZERO if stage < 0 else int(self._done[i, stage])
+
+    def _held_for(self, value: int, stage: int) -> list[int]:
+        """A column that is 1 where a value is there only for ops that are still to be computed again."""
+        readers = [self.free[q] for q in self.readers[value] if self._done[self.free[q], -1] != ZERO]
+        if not readers:
+            return []
+        maker = self.free.get(self.graph.value_op[value])
+        held = int(self._builder.variables(1, integer=False)[0])
+        for q in readers:
+            to_come = [(int(self._done[q, -1]), 1.0), (self._column(q, stage), -1.0), (held, -1.0)]
+            if maker is not None:
+                to_come += [(int(self._again[maker]), -1.0), (self._column(maker, stage), 1.0)]
+            self._builder.add_rows(1, [Term(0, c, x) for c, x in to_come if c != ZERO], upper=0.0)
+        return [held]
+
+    def tags(self, x: Floats) -> frozenset[int]:
+        """The ops that a solution computes again."""
+        return frozenset(op for op, i in self.free.items() if x[self._again[i]] > 0.5)
+
+    def bound_ns(self, bound: float) -> int:
+        """A bound on the objective as one on the cost of a step."""
+        if not math.isfinite(bound):
+            return 0
+        return self.graph.total_cost_ns + self.cost_unit * max(0, math.ceil(bound - 1e-6 * max(1.0, abs(bound))))
+
+    def refine(self, tags: frozenset[int]) -> None:
+        """Add rows where a set of tags exceeds the memory; where all are there, leave the set itself out."""
+        before = len(self.cuts) + len(self.forward) + len(self.reruns)
+        order = tagged_order(self.graph, tags)
+        try:
+            moments = [m for m in replay(self.graph, plan_of(self.graph, order)) if m.op is not None]
+        except InvalidPlan:
+            self.wrong.append(tags)
+            return
+        over: dict[int, tuple[int, int]] = {}  # by backward op, the worst moment before it: bytes and op
+        done = ZERO
+        readers = [0] * len(order)
+        for place in range(len(order) - 1, -1, -1):
+            later = (
+                order[place] if order[place] >= self.boundary else (readers[place + 1] if place + 1 < len(order) else 0)
+            )
+            readers[place] = later
+        for place, moment in enumerate(moments):
+            assert moment.op is not None
+            first, done = moment.op > done, max(done, moment.op)
+            key = moment.op if first and moment.op < self.boundary else readers[place]
+            if moment.peak_bytes > self.budget and moment.peak_bytes > over.get(key, (0, 0))[0]:
+                over[key] = moment.peak_bytes, moment.op
+        for key, (_, op) in sorted(over.items(), key=lambda pair: -pair[1][0])[:4]:
+            if key < self.boundary:
+                self.forward.add(key)
+                continue
+            self.cuts.add(key)
+            if op != key:
+                self.cuts.add(max(self.boundary, key - 1))
+                self.reruns.add((op, key))
+        if len(self.cuts) + len(self.forward) + len(self.reruns) == before:
+            self.wrong.append(tags)
+
+
+def prove(incumbent: Incumbent, search: TagSearch, within: tuple[str, ...], stopped: Callable[[], bool]) -> None:
+    """Raise the bound of the space round by round, and offer the plans of solutions that fit."""
+    program = TagProgram(incumbent.problem.graph, incumbent.problem.budget_bytes, search.free.tolist())
+    turn = _TURN_S
+    with Engine("highs") as engine:
+        while not stopped():
+            outcome = engine.run(
+                program.write(), deadline=incumbent.deadline, stopped=stopped, relative_gap=1e-9, turn_s=turn
+            )
+            if outcome.status == "infeasible":
+                return  # in floating point, which proves nothing
+            bound = program.bound_ns(outcome.bound)
+            if bound > incumbent.problem.graph.total_cost_ns:
+                incumbent.raise_bound(bound, "tags", within)
+            if outcome.x is None:
+                return
+            tags = program.tags(outcome.x)
+            if search.fits(tags):
+                incumbent.offer(tagged_plan(program.graph, tags), "tags")
+                if outcome.status == "optimal":
+                    return
+                turn *= 2
+            else:
+                program.refine(tags)
+            turn *= 1.5
