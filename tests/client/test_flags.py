@@ -59,6 +59,17 @@ def test_megatron_has_blocks_uniform_chunks_and_modules() -> None:
     assert "recompute_granularity=full recompute_method=block recompute_num_layers=3" in nemo
 
 
+def test_torchtitans_selective_checkpoints_save_products_but_every_second_one() -> None:
+    graph = _network(4)
+    found = {setting.flags: setting for setting in every_setting(graph, "torchtitan")}
+    none, full = found["activation-checkpoint:none"], found["activation-checkpoint:full"]
+    selective = found["activation-checkpoint:selective"]
+    # of each block the first product is saved; the second one gives the block's result, but for the last one's
+    assert none.cost_ns < selective.cost_ns < full.cost_ns
+    assert selective.cost_ns == graph.total_cost_ns + graph.op_cost_ns[0]
+    assert selective.peak_bytes >= full.peak_bytes
+
+
 def test_what_cannot_be_asked_is_refused() -> None:
     graph = _network(2)
     with pytest.raises(InvalidData, match="takes deepspeed, hf"):

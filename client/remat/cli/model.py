@@ -227,8 +227,9 @@ def _flags_line(stack: str, flags: Setting, answer: Answer) -> str:
     """The best setting of a stack's flags, what it needs, and how far it is from the plan."""
     assert answer.cost_ns is not None
     more = percent(flags.cost_ns / answer.cost_ns - 1 if answer.cost_ns else 0.0)
+    most = f", at most {percent(flags.cost_ns / answer.bound_ns - 1)} than any" if answer.bound_ns else ""
     lost = f" ({LOST[stack]})" if stack in LOST else ""
-    return f"{stack}: {flags.flags}; {readable(flags.peak_bytes)}, {more} slower than the plan{lost}"
+    return f"{stack}: {flags.flags}; {readable(flags.peak_bytes)}, {more} slower than the plan{most}{lost}"
 
 
 def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int, share: bool) -> None:
@@ -273,7 +274,13 @@ def _data(found: Any, answer: Answer, flags: Setting | None) -> dict[str, Any]:
         "answer": answer.to_json(),
         "flags": None
         if flags is None
-        else {"flags": flags.flags, "cost_ns": flags.cost_ns, "peak_bytes": flags.peak_bytes},
+        else {
+            "flags": flags.flags,
+            "cost_ns": flags.cost_ns,
+            "peak_bytes": flags.peak_bytes,
+            "over_plan_ns": flags.cost_ns - answer.cost_ns,
+            "over_any_ns": None if answer.bound_ns is None else flags.cost_ns - answer.bound_ns,
+        },
     }
 
 

@@ -16,10 +16,14 @@ from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, plan_of, re
 
 Chunks = Sequence[Sequence[int]]
 """Forward ops that are checkpointed together, each chunk ascending."""
+Way = tuple[str, Chunks] | tuple[str, Chunks, frozenset[int]]
+"""A setting as it is written, what it checkpoints, and what of that it saves all the same."""
 
 _BLOCK = re.compile(r"^(.*?)(?:^|\.)(\d+)(?=[.:])")
 _PARTS = {"core_attn": r"attn|attention", "mlp": r"mlp|feed_forward|ffn|fc\d?", "layernorm": r"norm|ln_?\d?"}
 """Megatron's names of modules that it recomputes selectively, and what is taken for them in a path."""
+_COSTLY = re.compile(r"(mm|addmm|bmm|baddbmm|convolution|linear|max|topk|_scaled_dot_product\w*|_scaled_mm)$")
+"""What torchtitan's selective checkpoints save, but for every second product `mm`."""
 _ANY = 2**52
 
 
@@ -67,8 +71,8 @@ def every_setting(graph: Graph, stack: str) -> list[Setting]:
     if graph.backward_from is None:
         raise InvalidData("the graph marks no backward pass")
     found = []
-    for flags, chunks in STACKS[stack](graph, blocks_of(graph)):
-        plan = checkpointed_plan(graph, chunks)
+    for flags, chunks, *saved in STACKS[stack](graph, blocks_of(graph)):
+        plan = checkpointed_plan(graph, chunks, *saved)
         try:
             verdict = verify(Problem(graph, _ANY), plan)
         except InvalidPlan:  # something in a module must not run again
@@ -78,7 +82,16 @@ def every_setting(graph: Graph, stack: str) -> list[Setting]:
 
 
 def blocks_of(graph: Graph) -> list[list[int]]:
-    """The forward ops of each of the repeated blocks that hold the most time, by the numbers in their modules' paths.
+    """The forward ops of each of the repeated blocks that hold the most time.
+
+    Raises:
+        InvalidData: as `numbered_blocks`.
+    """
+    return list(numbered_blocks(graph).values())
+
+
+def numbered_blocks(graph: Graph) -> dict[str, list[int]]:
+    """The same by the paths of their modules, which end in numbers.
 
     Raises:
         InvalidData: the graph has no names, or no module path with a number.
@@ -97,11 +110,12 @@ def blocks_of(graph: Graph) -> list[list[int]]:
         return sum(graph.op_cost_ns[op] for ops in numbered.values() for op in ops)
 
     most = max(sorted(series), key=lambda prefix: time(series[prefix]))
-    return [series[most][number] for number in sorted(series[most])]
+    dot = "." if most else ""
+    return {f"{most}{dot}{number}": series[most][number] for number in sorted(series[most])}
 
 
-def checkpointed_plan(graph: Graph, chunks: Chunks) -> Plan:
-    """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, nothing else of it."""
+def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Plan:
+    """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, and some of its ops."""
     boundary = graph.backward_from or 0
     keep = frozenset(graph.keep)
     again: dict[int, int] = {}  # op → its chunk
@@ -113,6 +127,7 @@ def checkpointed_plan(graph: Graph, chunks: Chunks) -> Plan:
             return value in keep or any(user < boundary and user not in inside for user in graph.users[value])
 
         own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
+        own = [op for op in own if op not in saved]
         needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
         rows.append([op for op in own if op <= max(needed, default=-1)])
         again.update(dict.fromkeys(rows[-1], number))
@@ -127,22 +142,31 @@ def checkpointed_plan(graph: Graph, chunks: Chunks) -> Plan:
     return plan_of(graph, order)
 
 
-def _hf(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+def _hf(graph: Graph, blocks: Chunks) -> Iterator[Way]:
     yield "gradient_checkpointing=False", ()
     yield "gradient_checkpointing=True", blocks
 
 
-def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[Way]:
     yield "no checkpoint() calls", ()
     yield "deepspeed.checkpointing.checkpoint() around each block", blocks
 
 
-def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
-    yield '[activation_checkpoint] mode = "none"', ()
-    yield '[activation_checkpoint] mode = "full"', blocks
+def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    yield "activation-checkpoint:none", ()
+    yield "activation-checkpoint:full", blocks
+    saved = set()
+    for block in blocks:
+        products = 0
+        for op in block:
+            operators = graph.op_names[op].partition(":")[2].split("+")  # type: ignore[index]
+            products += "mm" in operators
+            if any(_COSTLY.match(name) for name in operators) and not ("mm" in operators and products % 2 == 0):
+                saved.add(op)
+    yield "activation-checkpoint:selective", blocks, frozenset(saved)
 
 
-def _megatron(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+def _megatron(graph: Graph, blocks: Chunks) -> Iterator[Way]:
     yield "no --recompute-granularity", ()
     count = len(blocks)
     full = "--recompute-granularity full"
@@ -158,8 +182,8 @@ def _megatron(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
             yield f"--recompute-granularity selective --recompute-modules {' '.join(names)}", chunks
 
 
-def _nemo(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
-    for flags, chunks in _megatron(graph, blocks):
+def _nemo(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    for flags, chunks, *_ in _megatron(graph, blocks):
         words = re.sub(r"--recompute-([a-z-]+) ", lambda found: f"recompute_{found[1].replace('-', '_')}=", flags)
         yield words.replace("no --recompute-granularity", "recompute_granularity=null"), chunks
 
@@ -179,7 +203,7 @@ def _parts(graph: Graph, blocks: Chunks, pattern: str) -> list[list[int]]:
     return found
 
 
-STACKS: dict[str, Callable[[Graph, Chunks], Iterator[tuple[str, Chunks]]]] = {
+STACKS: dict[str, Callable[[Graph, Chunks], Iterator[Way]]] = {
     "deepspeed": _deepspeed,
     "hf": _hf,
     "megatron": _megatron,
@@ -189,6 +213,6 @@ STACKS: dict[str, Callable[[Graph, Chunks], Iterator[tuple[str, Chunks]]]] = {
 LOST = {
     "deepspeed": "DeepSpeed's configuration chooses no layers: a block is checkpointed where the code says so",
     "hf": "the switch is on for every block or off",
-    "torchtitan": "a mode applies to every block; selective modes are not evaluated",
+    "torchtitan": "a mode applies to every block; memory-budget is the compiler's, and bounds no peak",
 }
 """What a stack's flags cannot say."""
