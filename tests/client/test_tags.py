@@ -11,13 +11,16 @@ import torch
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import fx, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import remat
 from client.small_models import mean_square, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
-from remat.tags.passes import TagPartitioner, TagPass
+from remat.profiling.measure import peak_memory
+from remat.tags.passes import GraphTrainerPass, TagPartitioner, TagPass
 
 
 class Block(nn.Module):
@@ -207,3 +210,127 @@ def test_greedy_plans_are_tagged_too() -> None:
     _by_pass(model, x, tags)
     assert tags.tagged[0].answer.method in ("greedy", "tags")
     assert tags.peaks[0] == tags.tagged[0].peak_bytes
+
+
+class Headed(nn.Module):
+    """Blocks, and a head whose gradient the trainer's pass computes from what is there."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        super().__init__()
+        self.layers, self.noise = nn.ModuleList(Block(32) for _ in range(6)), noise
+        self.norm, self.lm_head = nn.LayerNorm(32), nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if self.noise:
+                x = x * (1 + self.noise * torch.rand_like(x))
+        x = self.norm(x)
+        with fx.traceback.annotate({"module_fqn": "lm_head"}):
+            found: torch.Tensor = self.lm_head(x)
+        with fx.traceback.annotate({"module_fqn": "loss"}):
+            return found.square().mean()
+
+
+def _traced(model: nn.Module, x: torch.Tensor) -> fx.GraphModule:
+    """A step of loss and gradients as torchtitan's graph trainer traces it, its backward nodes marked."""
+    names = [name for name, _ in model.named_parameters()]
+
+    def step(*given: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(names, given[:-1], strict=True))
+        loss = torch.func.functional_call(model, values, (given[-1],))
+        return [loss, *torch.autograd.grad(loss, [values[name] for name in names])]
+
+    with fx.traceback.preserve_node_meta():
+        gm = make_fx(step, tracing_mode="fake")(*model.parameters(), x)
+    order = list(gm.graph.nodes)
+    start = next(i for i, n in enumerate(order) if n.target is torch.ops.aten.ones_like.default)
+    head = True
+    for node in order[start + 1 : -1]:
+        node.meta["autograd_backward"] = True
+        head &= node.target is not torch.ops.aten.native_layer_norm_backward.default
+        if head:
+            node.meta["custom"] = {"module_fqn": "lm_head"}
+    return gm
+
+
+def _run_again(gm: fx.GraphModule) -> None:
+    """A stand-in for torchtitan's pass: what is tagged gets a second node before its first reader behind the loss."""
+    order = list(gm.graph.nodes)
+    head = max(i for i, n in enumerate(order) if n.meta.get("custom", {}).get("module_fqn") in ("lm_head", "loss"))
+    place: dict[fx.Node, fx.Node] = {}
+    for reader in order[head + 1 : -1]:
+        stack = list(reader.all_input_nodes) if reader.meta.get("autograd_backward") else []
+        while stack:
+            node = stack.pop()
+            if torch_tags.is_saved(node) is False and node not in place:
+                place[node] = reader
+                stack.extend(node.all_input_nodes)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in order:
+        if node in place:
+            with gm.graph.inserting_before(place[node]):
+                copies[node] = gm.graph.node_copy(node, lambda n: copies.get(n, n))
+            copies[node].meta["autograd_backward"] = True
+    for node, again in copies.items():
+        later = order.index(place[node])
+        node.replace_all_uses_with(
+            again, lambda user, later=later: user in order[later:-1] and bool(user.meta.get("autograd_backward"))
+        )
+    for node in reversed(copies):
+        if not node.users:
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+@pytest.mark.parametrize("share", ["85%", "70%"])
+def test_a_traced_step_is_tagged_for_torchtitans_trainer(share: str) -> None:
+    """By a stand-in for its pass: gradients equal bit for bit, the measured peak is the promised one."""
+    model, x = Headed(), numbers(128, 32)
+    gm = _traced(model, x)
+    given = [*(p.detach() for p in model.parameters()), x]
+    plain = gm(*given)
+    tags = GraphTrainerPass(share, planner="local", time_limit_s=4)
+    assert tags(gm, given, config=None) is gm
+    (found,) = tags.tagged
+    assert found.again
+    for node in gm.graph.nodes:
+        assert ("recompute" in node.meta) == (node.op == "call_function" and not torch_tags.is_backward(node))
+        if node.name in found.again:
+            assert node.meta.get("custom", {}).get("module_fqn") not in ("lm_head", "loss")
+    _run_again(gm)
+    assert all(torch.equal(a, b) for a, b in zip(gm(*given), plain, strict=True))
+    measured = peak_memory(lambda: gm(*given)).peak_bytes
+    promised = found.peak_bytes - found.joint.graph.fixed_bytes
+    assert 0.98 * promised <= measured <= promised
+    with pytest.raises(remat.CaptureError, match="one graph already"):
+        tags(gm, given)
+
+
+def test_a_graph_that_is_no_whole_step_is_refused() -> None:
+    with pytest.raises(remat.CaptureError, match="no results that are gradients"):
+        GraphTrainerPass("50%", planner="greedy")(fx.symbolic_trace(nn.Linear(4, 4)))
+
+
+def test_random_operators_are_saved_for_torchtitan() -> None:
+    gm = _traced(Headed(0.2), numbers(128, 32))
+    tags = GraphTrainerPass("75%", planner="greedy")
+    tags(gm)
+    drawn = [n for n in gm.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    assert drawn
+    assert all(torch_tags.is_saved(n) for n in drawn)
+
+
+def test_autoparallels_backend_takes_the_pass() -> None:
+    """By a stand-in of its signatures: a backend that sets a joint pass `(graph, inputs)` around Inductor."""
+    tags = TagPass("80%", planner="greedy")
+
+    def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        with functorch.patch(joint_custom_pass=lambda graph, inputs: tags(graph, inputs), enable_autograd_cache=False):
+            return aot_eager(gm, example_inputs)
+
+    model, x = MODELS["mlp"]()
+    plain = _step(model, model, x)
+    got = _step(model, torch.compile(model, backend=backend, dynamic=False), x)
+    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+    assert tags.peaks == [tags.tagged[0].peak_bytes]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -38,11 +40,7 @@ class Partitioner(CustomPartitionerFn):
     holds can be copied neither cheaply nor at all. `key` enters those keys.
     """
 
-    def __init__(self, partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]], key: str) -> None:
-        self.partition, self.key = partition, key
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return self.partition(gm, joint_inputs, **kwargs)
+    key: str
 
     def uuid(self) -> str:
         # None would not keep Inductor from taking another plan's code out of its caches, whatever its docs say
@@ -97,3 +95,83 @@ def forward_results(graph: fx.Graph) -> int:
 def cache_is_on() -> bool:
     """Whether AOTAutograd keeps compiled graphs by keys that know nothing of passes over the joint graph."""
     return bool(functorch_config.enable_autograd_cache)
+
+
+_FIRST_GRADIENTS = frozenset(
+    {
+        torch.ops.aten.ones_like.default,
+        torch.ops.aten.full_like.default,
+        torch.ops.aten.ones.default,
+        torch.ops.aten.full.default,
+    }
+)
+_NOT_AGAIN = ("lm_head", "loss")
+"""Modules of which torchtitan's trainer runs nothing again."""
+
+
+def as_joint(module: fx.GraphModule) -> tuple[int, frozenset[str]]:
+    """Make a traced step of loss and gradients a joint graph, in place: the gradient of the loss becomes a tangent.
+
+    Returns how many results are the forward pass's, and the nodes that torchtitan's trainer does not run again.
+
+    Raises:
+        ValueError: it is no such step; the message is a clause.
+    """
+    nodes = list(module.graph.nodes)
+    backward = {n for n in nodes if n.meta.get("autograd_backward")}
+    found: Any = module.graph.output_node().args[0]
+    results = found if isinstance(found, (list, tuple)) else ()
+    outputs = next((i for i, n in enumerate(results) if n in backward), len(results))
+    begins = [n for n in nodes if n.target in _FIRST_GRADIENTS and n.users and all(u in backward for u in n.users)]
+    if not backward or not outputs or outputs == len(results) or not begins:
+        raise ValueError("no results that are gradients, begun by a gradient of ones")
+    head = [i for i, n in enumerate(nodes) if _module(n).startswith(_NOT_AGAIN)]
+    last = max(head, default=-1)
+    begin = next(i for i, n in enumerate(nodes) if n in backward)
+    if any(n not in begins for n in _ancestors(results[:outputs]) & set(nodes[begin:])):
+        raise ValueError("a backward pass in parts, between which the forward pass goes on")
+    read = {source for n in nodes[: last + 1] if n in backward for source in _views_of(n)}
+    kept = {nodes[i] for i in head} | {n for n in read if n not in backward}
+    kept |= {n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())}
+    after = next(n for n in nodes if n.op != "placeholder")
+    for number, node in enumerate(begins):
+        with module.graph.inserting_before(after):
+            tangent = module.graph.placeholder(f"tangents_{number + 1}")
+        tangent.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(tangent)
+        if node is after:
+            after = tangent
+        module.graph.erase_node(node)
+    return outputs, frozenset(n.name for n in kept)
+
+
+def _module(node: fx.Node) -> str:
+    return str(node.meta.get("custom", {}).get("module_fqn", ""))
+
+
+def _views_of(node: fx.Node) -> set[fx.Node]:
+    """What a node reads, with what its views are views of."""
+    found: set[fx.Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        source = stack.pop()
+        found.add(source)
+        if source.target is operator.getitem or getattr(source.target, "is_view", False):
+            stack.extend(source.all_input_nodes)
+    return found
+
+
+def _ancestors(roots: Sequence[Any]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = [n for n in roots if isinstance(n, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a traced step is of its backward pass, as torchtitan's trainer tells it."""
+    return bool(node.meta.get("autograd_backward"))

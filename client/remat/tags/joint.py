@@ -18,6 +18,7 @@ from ..capture.group import groups
 from ..capture.operations import Kind, Operations, operations, to_graph
 from ..capture.trace import refuse
 from ..capture.updates import updates_as_results
+from ..errors import CaptureError
 from ..planning.profiles import ProfileTable
 from ..profiling.profile import profile_kernels
 
@@ -57,20 +58,37 @@ class Joint:
 
 
 def joint_of(
-    module: fx.GraphModule, forward_outputs: int, table: ProfileTable, functional: Sequence[str] = ()
+    module: fx.GraphModule,
+    forward_outputs: int | None,
+    table: ProfileTable,
+    functional: Sequence[str] = (),
+    *,
+    whole_step: bool = False,
 ) -> Joint:
     """Analyse a copy of a joint graph and measure its kernels; nodes keep their names.
+
+    Args:
+        forward_outputs: how many results are the forward pass's; None: by the number of inputs.
+        whole_step: the graph is a step of loss and gradients, as torchtitan traces it.
 
     Raises:
         CaptureError: the graph cannot be planned; the message says why.
     """
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    saved: frozenset[str] = frozenset()
+    if whole_step:
+        try:
+            forward_outputs, saved = torch_tags.as_joint(module)
+        except ValueError as error:
+            raise CaptureError(f"a traced step with loss and gradients is needed, and this one has {error}") from None
+    elif forward_outputs is None:
+        forward_outputs = torch_tags.forward_results(module.graph)
     updates = updates_as_results(module.graph)
     refuse(module)
     flow = dataflow(module, forward_outputs + len(updates))
     if updates:
         flow = replace(flow, mutated=updates)
-    once = _run_once_by_torch(flow)
+    once = _run_once_by_torch(flow) | {n for n in flow.kernels if n.name in saved}
 
     def planned(step: Operations) -> Operations:
         return replace(step, once=step.once | once)

@@ -1,4 +1,4 @@
-"""Where `remat.tag` runs inside of torch's compilers: a pass over joint graphs, and a partitioner for Inductor."""
+"""Where `remat.tag` runs inside of other stacks: passes over their graphs, and a partitioner for Inductor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Tags:
         self._planner = planner_of(planner, self._asking)
         # an object's address would be another one in each process; any planner keeps to the budget
         named = planner if planner is None or isinstance(planner, str) else type(planner).__qualname__
-        self._key = json.dumps((version("remat"), repr(self._budget), named, repr(self._asking)))
+        self.key = json.dumps((version("remat"), repr(self._budget), named, repr(self._asking)))
         self.tagged: list[Tagged] = []
         self.peaks: list[int] = []
         self._frame: int | None = None
@@ -125,9 +125,7 @@ class TagPartitioner(_Tags, torch_tags.Partitioner):
     version, so that caches of compiled code tell two budgets apart.
 
     Args:
-        budget: of the whole step, as for `remat.optimize`. A step of several graphs is refused.
-        planner: as for `remat.optimize`.
-        options, fields: as for `remat.tag`.
+        budget, planner, options, fields: as for `TagPass`.
 
     Attributes:
         tagged: what was tagged lately, in order; nothing of what came from a cache.
@@ -139,25 +137,49 @@ class TagPartitioner(_Tags, torch_tags.Partitioner):
         ...     pass  # torch.compile(model)(batch).backward() here
 
     Raises:
-        InvalidData: not a budget, a planner or an option.
-        CaptureError: in a compilation, the graph cannot be planned; the message says why.
-        BudgetTooSmall, NothingFound: in a compilation, no plan that torch can carry out fits.
+        As `TagPass`, whatever caches are on.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        planner: Planner | str | None = None,
-        options: SolveOptions | None = None,
-        **fields: Unpack[TagFields],
-    ) -> None:
-        super().__init__(budget, planner, options, **fields)
-        torch_tags.Partitioner.__init__(self, self._tag_and_partition, self._key)
-
-    def _tag_and_partition(
-        self, module: fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **given: Any
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        found = self._tag(module, num_fwd_outputs)
-        forward, backward = torch_tags.partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+        """The forward and the backward graph of a joint graph that is tagged first."""
+        found = self._tag(gm, num_fwd_outputs)
+        forward, backward = torch_tags.partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **given)
         self._check(found, backward)
         return forward, backward
+
+
+class GraphTrainerPass(_Tags):
+    """A pass of torchtitan's graph trainer, `(graph, example inputs, config=) -> graph`, that tags the traced step.
+
+    It takes the place of `tag_with_memory_policy_pass`; `selective_activation_remat_pass` carries the tags out. That
+    pass cannot run random operators again, and runs nothing again for the head and the loss: all these are saved.
+    Enter it by `register_memory_policy("remat")(tags)` and `--compile.memory_policy remat`.
+
+    Args:
+        budget, planner, options, fields: as for `TagPass`.
+
+    Attributes:
+        tagged: the one step that was tagged, in a list.
+
+    Example:
+        >>> tags = GraphTrainerPass("60%", planner="greedy")  # register_memory_policy("remat")(tags)
+
+    Raises:
+        InvalidData: not a budget, a planner or an option.
+        CaptureError: in a call, it is a second graph, such as a pipeline's second stage; or the graph is no step of
+            loss and gradients, or its backward pass is in parts, as with a loss by chunks.
+        BudgetTooSmall, NothingFound: in a call, no plan that the trainer can carry out fits.
+    """
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any] | None = None, **unused: Any
+    ) -> fx.GraphModule:
+        """The same graph, its forward nodes tagged."""
+        if self.tagged:
+            raise CaptureError(
+                "the budget was given to one graph already: a step of several graphs is not divided here"
+            )
+        self.tagged.append(tagged(gm, self._budget, self._planner, self._asking, whole_step=True))
+        return gm

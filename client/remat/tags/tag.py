@@ -132,18 +132,20 @@ def tagged(
     planner: CoordinatedPlanner,
     asking: SolveOptions,
     forward_outputs: int | None = None,
+    *,
+    whole_step: bool = False,
 ) -> Tagged:
-    """`tag` with a planner and options that have been read."""
-    if not _compat.has_tangents(module.graph):
-        raise CaptureError(
-            "the graph has no tangents: it is no joint graph of AOTAutograd's, whose backward pass begins with them; "
-            "a graph that computes its own loss and gradients cannot be tagged"
-        )
-    torch_tags.prepare(module)
-    outputs = torch_tags.forward_results(module.graph) if forward_outputs is None else forward_outputs
-    joint = joint_of(module, outputs, planner.profiles, asking.functional_ops)
+    """`tag` with a planner and options that have been read; `whole_step`: of a graph that torchtitan has traced."""
+    if not whole_step:
+        if not _compat.has_tangents(module.graph):
+            raise CaptureError(
+                "the graph has no tangents: it is no joint graph of AOTAutograd's, whose backward pass begins with "
+                "them; torchtitan's graph trainer takes remat.tags.passes.GraphTrainerPass"
+            )
+        torch_tags.prepare(module)
+    joint = joint_of(module, forward_outputs, planner.profiles, asking.functional_ops, whole_step=whole_step)
     answer, again, peak = _by_kernels(joint, budget, planner, asking)
-    _write(module, joint, again)
+    _write(module, joint, again, whole_step)
     for note in notes(joint.step):
         log.info("%s", note)
     log.info("tags: %d kernels are computed again; %s", len(again), answer.message)
@@ -226,8 +228,8 @@ def _as_tagged(problem: Problem, plan: Plan, answer: Answer) -> Answer | None:
     )
 
 
-def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str]) -> None:
-    """Tag every node that calls a function.
+def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str], whole_step: bool) -> None:
+    """Tag every node that calls a function; of a whole step those of its forward pass, which its trainer wants.
 
     Views are computed again, at no cost. What the backward pass makes without tangents is computed there, as the plan
     has it, and not moved to the forward pass.
@@ -235,7 +237,7 @@ def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str]) -> None:
     flow = joint.step.flow
     forward = {n.name for n in flow.kernels[: flow.forward_kernels]}
     for node in module.graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or (whole_step and torch_tags.is_backward(node)):
             continue
         maker = node
         while maker.target is operator.getitem:
