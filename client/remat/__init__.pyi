@@ -13,6 +13,7 @@ from .planning.budget import Fraction as Fraction
 from .planning.budget import UnitBytes as UnitBytes
 from .planning.options import SolveOptions as SolveOptions
 from .planning.planner import Planner as Planner
+from .tags.policy import checkpoint_policy as checkpoint_policy
 from .tags.tag import tag as tag
 from .training.compared import check as check
 from .training.enable import disable as disable

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.compile.inductor.knapsack import MemoryBudgetSolver
+from remat.profiling.measure import peak_memory
 
 
 def block(dropout: float = 0.0) -> nn.Module:
@@ -181,3 +182,67 @@ def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCapture
 def test_a_bare_share_is_refused() -> None:
     with pytest.raises(remat.RematError, match="50%"):
         remat.checkpoint_contexts(block(), X, held=0.5)  # type: ignore[arg-type]
+
+
+class Model(nn.Module):
+    """Numbered blocks between an embedding and a loss."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(64, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Dropout(dropout))
+            for _ in range(5)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def _trained(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    model(X).backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("share", ["85%", "60%"])
+def test_a_whole_model_is_checkpointed_block_by_block_within_one_budget(share: str, dropout: float) -> None:
+    """Gradients are bit for bit those of the plain step; the measured peak is within the budget and the promise."""
+    model = Model(dropout)
+    plain = _trained(model)
+    model.zero_grad(set_to_none=True)
+    plain_bytes = peak_memory(lambda: model(X).backward()).peak_bytes
+    policy = remat.checkpoint_policy(model, X, budget=share, planner="local", time_limit_s=3)
+    assert policy.contexts
+    assert all(torch.equal(a, b) for a, b in zip(_trained(model), plain, strict=True))
+    model.zero_grad(set_to_none=True)
+    measured = peak_memory(lambda: model(X).backward()).peak_bytes
+    assert measured == policy.measured_bytes - policy.fixed_bytes
+    assert measured < plain_bytes
+    assert measured <= 1.1 * (policy.peak_bytes - policy.fixed_bytes)
+    assert "over the plan by tags" in str(policy)
+    assert policy.lost is not None
+    assert policy.lost >= -0.001
+    policy.remove()
+    assert all("forward" not in layer.__dict__ for layer in model.layers)
+
+
+def test_more_blocks_are_checkpointed_where_less_fits_and_what_does_not_fit_is_refused() -> None:
+    model = Model(0.0)
+    peaks = []
+    for share in ("90%", "60%"):
+        policy = remat.checkpoint_policy(model, X, budget=share, planner="greedy")
+        peaks.append((policy.peak_bytes, policy.cost_ns))
+        policy.remove()
+    assert peaks[0][0] > peaks[1][0]
+    assert peaks[0][1] < peaks[1][1]
+    with pytest.raises(remat.NothingFound, match="is enough"):
+        remat.checkpoint_policy(model, X, budget="5%", planner="greedy")
+    with pytest.raises(remat.RematError, match="is no part of"):
+        remat.checkpoint_policy(model, X, budget="60%", blocks=[nn.Linear(2, 2)], planner="greedy")

@@ -71,7 +71,7 @@ class CheckpointContexts:
             if place >= len(rows):
                 return AGAIN
             save, sizes = rows[place]
-            if sizes != _sizes(context.op_output):
+            if sizes != sizes_of(context.op_output):
                 if not told:
                     told.append(str(operator))
                     log.warning(
@@ -166,7 +166,7 @@ def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointConte
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         save = bool(resident & set(flow.makes.get(node, ()))) and not is_random(node)
-        rows[node.target].append((save, _sizes(node.meta.get("val"))))
+        rows[node.target].append((save, sizes_of(node.meta.get("val"))))
         if node in forward and not save:
             again_ns += step.profiled.kernels[node].cost_ns
     total = step.graph.total_cost_ns
@@ -174,7 +174,8 @@ def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointConte
     return CheckpointContexts(answer, saved, _bytes(step, values), again_ns / total if total else 0.0)
 
 
-def _sizes(value: Any) -> tuple[torch.Size, ...]:
+def sizes_of(value: Any) -> tuple[torch.Size, ...]:
+    """The sizes of all tensors in a value, in order."""
     return tuple(tensor.shape for tensor in tensors(value))
 
 
