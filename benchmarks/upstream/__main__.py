@@ -1,0 +1,22 @@
+"""All reports one after the other: `python -m benchmarks.upstream`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+REPORTS = ("190758", "190717", "197838", "197871", "193193", "149258")
+
+
+def main() -> int:
+    """The number of reports that have changed, or whose tagged plan fails."""
+    changed = 0
+    for report in REPORTS:
+        module = import_module(f"benchmarks.upstream.issue_{report}")
+        print((module.__doc__ or "").splitlines()[0], flush=True)
+        changed += bool(module.main())
+        print(flush=True)
+    return changed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,78 @@
+"""What the programs share: a step under torch's own budget and by a tagged plan, its peak and its gradients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config as functorch
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+
+from remat import ActivationBytes
+from remat.profiling.measure import peak_memory
+from remat.tags.passes import TagPass
+
+logging.getLogger("torch").setLevel(logging.ERROR)
+NEEDS_CUDA = "needs CUDA, not run"
+
+
+class Step(NamedTuple):
+    """What a step leaves: the gradients of the input and of all parameters, and its peak above what was there."""
+
+    gradients: tuple[torch.Tensor, ...]
+    peak_bytes: int
+
+
+def step(model: nn.Module, call: Callable[..., Any], x: torch.Tensor, seed: int = 0) -> Step:
+    """Run a step twice from one seed: for its gradients, and for its peak."""
+
+    def run() -> list[torch.Tensor]:
+        model.zero_grad(set_to_none=True)
+        given = x.detach().clone().requires_grad_()
+        torch.manual_seed(seed)
+        call(given).square().mean().backward()
+        return [given.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+    found = tuple(g.clone() for g in run())
+    model.zero_grad(set_to_none=True)
+    return Step(found, peak_memory(run).peak_bytes)
+
+
+def by_torch(model: nn.Module, x: torch.Tensor, budget: float, **settings: Any) -> Step:
+    """A step under `activation_memory_budget`, with torch's kernels."""
+    torch._dynamo.reset()
+    with functorch.patch(activation_memory_budget=budget, **settings):
+        return step(model, torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False), x)
+
+
+def by_tags(model: nn.Module, x: torch.Tensor, peak_bytes: int) -> Step:
+    """A step by a tagged plan within a peak above parameters and inputs."""
+    torch._dynamo.reset()
+    tags = TagPass(ActivationBytes(peak_bytes), planner="local", time_limit_s=5)
+
+    def backend(module: Any, inputs: Any) -> Any:
+        with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
+            return aot_eager(module, inputs)
+
+    return step(model, torch.compile(model, backend=backend, dynamic=False, fullgraph=True), x)
+
+
+def error(one: Step, other: Step) -> float:
+    """The largest difference of a gradient, over the norm of that gradient."""
+    pairs = zip(one.gradients, other.gradients, strict=True)
+    return max(float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in pairs)
+
+
+def mib(size: int) -> str:
+    """Bytes in MiB."""
+    return f"{size / 2**20:.2f} MiB"
+
+
+def concluded(torch_fails: bool, ours_holds: bool) -> int:
+    """The last line of a program, and its exit code."""
+    told = f"torch {torch.__version__}: the report is {'open' if torch_fails else 'no longer true'}"
+    print(f"{told}; the tagged plan {'is right' if ours_holds else 'FAILS'}")
+    return 0 if torch_fails and ours_holds else 1
