@@ -203,8 +203,13 @@ def equal(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> b
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", first(1, ["enable", "optimize"]))
+BY_OPTIMIZE = ("a float", "a global", "Dropout.p", "the forward of a class", "a tied weight", "a hook replaced")
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [*(("enable", name) for name in CASES), *first(0, [("optimize", name) for name in BY_OPTIMIZE])],
+)
 def test_a_change_between_steps_counts(way: str, name: str) -> None:
     make, change = CASES[name]
     torch.manual_seed(0)
