@@ -13,25 +13,10 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MOST_WORDS = 25
 """A sentence. A formula or a piece of code counts as one word, and each cell of a table is read by itself."""
-MOST_OF_ALL = 44_000
+MOST_OF_ALL = 43_400
 MOST_PAGES = 34
 FORBIDDEN = re.compile(r"\b(house|lanes?|crowd|strangers?|emptying|roomy|dearer)\b", re.IGNORECASE)
-NOT_YET: set[str] = {
-    "CONTRIBUTING.md",
-    "README.md",
-    "benchmarks.md",
-    "cli.md",
-    "index.md",
-    "methods.md",
-    "page.md",
-    "quickstart-training.md",
-    "reference.md",
-    "tags.md",
-    "targets.md",
-    "threats.md",
-    "tutorial.md",
-    "wire.md",
-}
+NOT_YET: set[str] = set()
 """Pages whose sentences are still to be shortened."""
 
 
