@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from benchmarks.rematbench.instances import FAMILIES, Instance
-from benchmarks.rematbench.peers import Unanswered, dtr, knapsack
+from benchmarks.rematbench.intervals import moccasin
+from benchmarks.rematbench.peers import dtr, knapsack
+from benchmarks.rematbench.unanswered import Unanswered
 from remat_ir import Chain, InvalidData, Plan, Problem, Progress, verify
 from remat_ir.chain_lift import lifted_plan
 from remat_ir.chain_plan import ChainPlan
@@ -144,6 +146,7 @@ METHODS: dict[str, Method] = {
         Method("dtr", GRAPHS, _graphs(dtr("h")), "Kirisame et al., ICLR 2021, h_DTR", at_most=1500),
         Method("dtr-lru", GRAPHS, _graphs(dtr("lru")), "the same, h_LRU", fast=True),
         Method("dtr-msps", GRAPHS, _graphs(dtr("msps")), "the same, h_MSPS (Peng et al., 2020)", at_most=1500),
+        Method("moccasin", GRAPHS, _graphs(moccasin), "Bartan et al., ICML 2023", at_most=1000),
         Method(
             "torch-greedy", ("captured", "checkmate", "random"), _graphs(knapsack("greedy")), "PyTorch 2", fast=True
         ),

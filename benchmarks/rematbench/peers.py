@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from benchmarks.rematbench.unanswered import Unanswered
 from remat_ir import Compute, Free, Graph, Plan, Problem, Step, verify
 from remat_ir.errors import InvalidPlan
 from remat_ir.tags import tagged_plan
 
 Heuristic = Literal["h", "lru", "msps"]
-
-
-class Unanswered(Exception):
-    """Why a method gives no plan."""
 
 
 class Tensors:

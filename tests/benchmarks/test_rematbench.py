@@ -10,11 +10,15 @@ import pytest
 from benchmarks.rematbench import check, instances
 from benchmarks.rematbench.__main__ import BENCH, main, read_rows
 from benchmarks.rematbench.instances import FAMILIES, lifted, load, manifest, recipes, stored
+from benchmarks.rematbench.intervals import moccasin
 from benchmarks.rematbench.methods import METHODS, Question, measure
 from benchmarks.rematbench.report import primal_integral, profiles, shifted, table_of
+from benchmarks.rematbench.unanswered import Unanswered
 
-from remat_ir import plain_peak
+from remat_ir import plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
+from solver.brute import ONE_PER_STAGE, optimum
+from solver.little import little_problems
 
 SMALL = "checkmate-segnet-b1"
 MADE_ANEW = ("checkmate-segnet-b1", "dag-100-s1", "random-25-s1", "unet-4-whole", "join-4-4", "chain-random-16")
@@ -71,6 +75,25 @@ def test_dtr_computes_again_only_where_memory_is_short() -> None:
         total = load(SMALL).graph.total_cost_ns
         assert costs[0] is not None
         assert costs[1] is None or total <= costs[0] <= costs[1]
+
+
+def test_retention_intervals_against_brute_force() -> None:
+    """With two runs an op: the optimum of one computation an op and stage, where that takes no more than two."""
+    compared = 0
+    for problem in (problem for seed in range(16) for problem in little_problems(seed, 7, rich=False, budgets=3)):
+        best = optimum(problem, ONE_PER_STAGE)
+        more = best.plan is not None and max(recomputed(best.plan, problem.graph.ops)) > 1
+        try:
+            plan = moccasin(problem, 20.0)
+        except Unanswered:
+            assert best.plan is None or more
+            continue
+        cost = verify(problem, plan).cost_ns
+        assert max(recomputed(plan, problem.graph.ops)) <= 1
+        assert best.cost_ns is not None
+        assert cost == best.cost_ns or (cost > best.cost_ns and more)
+        compared += cost > problem.graph.total_cost_ns
+    assert compared > 5
 
 
 def test_a_run_goes_on_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
