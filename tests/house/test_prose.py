@@ -13,7 +13,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MOST_WORDS = 25
 """A sentence. A formula or a piece of code counts as one word, and each cell of a table is read by itself."""
-MOST_OF_ALL = 43_900
+MOST_OF_ALL = 43_800
 MOST_PAGES = 34
 FORBIDDEN = re.compile(r"\b(house|lanes?|crowd|strangers?|emptying|roomy|dearer)\b", re.IGNORECASE)
 NOT_YET: set[str] = set()
