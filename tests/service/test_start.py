@@ -32,53 +32,70 @@ def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"workers": "none"}, "REMAT_WORKERS"),
-        ({"dispatcher": "cloud"}, "REMAT_DISPATCHER"),
-        ({"stale_after_s": "1"}, "three times REMAT_HEARTBEAT_S"),
-        ({"database_url": "mysql://x"}, "REMAT_DATABASE_URL must start with"),
-        ({"database_url": "postgresql://u:hunter2@127.0.0.1:1/none"}, "can't use the database postgresql"),
-        ({"database_url": "sqlite:////proc/none/x.sqlite"}, "/proc/none"),
-        ({"dispatcher": "cluster"}, "needs a postgresql"),
-        ({"database_url": "sqlite:///x.sqlite?timeout=3"}, "no options after a ?"),
-    ],
-)
-def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+_CALLS = """
+import contextlib, io, json, os, sys
+from remat_service.cli import main
+ended = []
+for command, settings in json.load(sys.stdin):
+    os.environ.update(settings)
+    sys.argv, said, printed = ["remat-service", *command], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+        try:
+            code = main() or 0
+        except SystemExit as error:
+            code = error.code or 0
+    ended.append((code, said.getvalue(), printed.getvalue()))
+    for name in settings:
+        del os.environ[name]
+print(json.dumps(ended))
+"""
+
+
+def _ended(tmp_path: Path, calls: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str, str]]:
+    """How commands end, each with settings: exit code, standard error, standard output; in one process for all."""
+    asked = [(command, {f"REMAT_{name.upper()}": value for name, value in given.items()}) for command, given in calls]
+    done = subprocess.run(
+        [sys.executable, "-c", _CALLS], input=json.dumps(asked),
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [(code, said, printed) for code, said, printed in json.loads(done.stdout.splitlines()[-1])]
+
+
+def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
     """Exit code 2 and one line that names the setting or the database, without a secret."""
-    done = _started(tmp_path, **settings)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
-    assert "hunter2" not in done.stderr
+    serve, unreachable = ["serve", "--port", "0"], "postgresql://u:hunter2@127.0.0.1:1/none"
+    wrong: list[tuple[list[str], dict[str, str], str]] = [
+        (serve, {"workers": "none"}, "REMAT_WORKERS"),
+        (serve, {"dispatcher": "cloud"}, "REMAT_DISPATCHER"),
+        (serve, {"stale_after_s": "1"}, "three times REMAT_HEARTBEAT_S"),
+        (serve, {"database_url": "mysql://x"}, "REMAT_DATABASE_URL must start with"),
+        (serve, {"database_url": unreachable}, "can't use the database postgresql"),
+        (serve, {"database_url": "sqlite:////proc/none/x.sqlite"}, "/proc/none"),
+        (serve, {"dispatcher": "cluster"}, "needs a postgresql"),
+        (serve, {"database_url": "sqlite:///x.sqlite?timeout=3"}, "no options after a ?"),
+        (["worker"], {"database_url": unreachable}, "can't use the database"),
+    ]
+    ended = _ended(tmp_path, [(command, settings) for command, settings, _ in wrong])
+    for (_, settings, expected), (code, said, _) in zip(wrong, ended, strict=True):
+        assert (code, said.count("\n")) == (2, 1), (settings, said)
+        assert expected in said
+        assert "hunter2" not in said
 
 
 @pytest.mark.thorough
-def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
-    """The same for a worker without its database."""
-    done = _started(tmp_path, "worker", database_url="postgresql://127.0.0.1:1/none")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "can't use the database" in done.stderr
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "command",
-    [["serve"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"]],
-    ids=" ".join,
-)
-def test_a_program_older_than_its_store_says_so(tmp_path: Path, command: list[str]) -> None:
+def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
     """Such as after a rollback: one sentence that names both revisions, nothing is touched."""
     path = tmp_path / "s.sqlite"
-    url = f"sqlite:///{path}"
-    assert _started(tmp_path, "migrate", database_url=url).returncode == 0
+    given = {"database_url": f"sqlite:///{path}"}
+    assert _started(tmp_path, "migrate", **given).returncode == 0
     with sqlite3.connect(path) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     database.close()
-    done = _started(tmp_path, *command, database_url=url)
-    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
-    assert "the store is at revision 9999, and this version of remat-service" in done.stderr
+    commands = (["serve", "--port", "0"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"])
+    for code, said, printed in _ended(tmp_path, [(command, given) for command in commands]):
+        assert (code, said.count("\n"), printed) == (2, 1, ""), said
+        assert "the store is at revision 9999, and this version of remat-service" in said
 
 
 @pytest.mark.thorough
