@@ -167,20 +167,24 @@ class Graph:
         value of an earlier op that may not run any more, if an op from this one on reads it: it cannot be made again.
         With a link to the host such a value may be there instead, and does not count.
         """
-        size, keep = self.value_bytes, frozenset(self.keep)
+        size, keep, optional = self.value_bytes, frozenset(self.keep), frozenset(self.optional)
         born, own = [0] * (self.ops + 1), list(self.op_workspace_bytes)
         for op, inputs in enumerate(self.op_inputs):
-            own[op] += sum([size[v] for v in inputs if v not in keep]) + sum([size[v] for v in self.op_always[op]])
+            own[op] += sum([size[v] for v in inputs if v not in keep])
+        last, ops = self.last_stage, self.ops
         for value, maker in enumerate(self.value_op):
-            readers = self.users[value]
-            start, end = max(maker + 1, self.last_stage[maker]), max(readers, default=-1)
+            if value not in optional:
+                own[maker] += size[value]
             if value in keep:
                 born[maker + 1] += size[value]
-            elif self.link is None and start < end:
-                born[start] += size[value]
-                born[end] -= size[value]
-                for op in readers:
-                    own[op] -= size[value] if start <= op < end else 0
+            elif last[maker] < ops and self.link is None:  # of most values the maker may run at any time
+                readers = self.users[value]
+                start, end = max(maker + 1, last[maker]), max(readers, default=-1)
+                if start < end:
+                    born[start] += size[value]
+                    born[end] -= size[value]
+                    for op in readers:
+                        own[op] -= size[value] if start <= op < end else 0
         return tuple(need + held for need, held in zip(own, accumulate(born[: self.ops]), strict=True))
 
     @cached_property

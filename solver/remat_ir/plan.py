@@ -111,8 +111,24 @@ class Plan:
         Raises:
             InvalidData: malformed in any way; the message names the step.
         """
-        rows = plan_document(FORMAT).read(data)["steps"]
-        return cls(tuple(map(_read_step, rows, range(len(rows)))))
+        rows = _DOCUMENT.read(data)["steps"]
+        return cls(_plain_steps(rows) or tuple(map(_read_step, rows, range(len(rows)))))
+
+
+_DOCUMENT = plan_document(FORMAT)
+_MAKERS: dict[str, type[Step]] = {"compute": Compute, **_VERBS}
+
+
+def _plain_steps(rows: Sequence[object]) -> tuple[Step, ...] | None:
+    """The steps where each is a list of a verb and a number, as nearly all are; None where `_read_step` has to look."""
+    if not rows or set(map(type, rows)) != {list} or set(map(len, rows)) != {2}:  # type: ignore[arg-type]
+        return None
+    verbs, numbers = zip(*rows, strict=True)
+    if set(map(type, verbs)) != {str} or set(map(type, numbers)) != {int} or min(numbers) < 0:
+        return None
+    if not set(verbs) <= _MAKERS.keys():
+        return None
+    return tuple([_MAKERS[verb](number) for verb, number in zip(verbs, numbers, strict=True)])
 
 
 def _read_step(row: object, i: int) -> Step:

@@ -152,7 +152,9 @@ def length_of_rows(value: object) -> int:
     """Entries of the arrays in an array together; what is no array counts nothing."""
     if isinstance(value, Rows):
         return len(value.values)
-    return sum(map(length, value)) if isinstance(value, (list, tuple)) else 0
+    if not isinstance(value, (list, tuple)):
+        return 0
+    return sum(map(len if set(map(type, value)) <= {list, tuple} else length, value))
 
 
 def _all_integers(items: Iterable[object]) -> bool:

@@ -54,7 +54,8 @@ def replay(graph: Graph, plan: Plan) -> Iterator[Moment]:
             state.free(step.value, i)
         else:
             span = state.copy(step, i)
-        yield Moment(i, op, max(before, state.memory), state.memory, state.now_ns, state.transfers.host_bytes, span)
+        peak = before if before > state.memory else state.memory
+        yield Moment(i, op, peak, state.memory, state.now_ns, state.transfers.host_bytes, span)
     if state.done < graph.ops:
         raise InvalidPlan(f"op {state.done} is never computed")
     state.transfers.check_ended()
@@ -121,7 +122,8 @@ class _State:
             raise InvalidPlan(f"value {value} is freed but not resident", i)
         if value in self.keep:
             raise InvalidPlan(f"value {value} must be kept to the end", i)
-        self.transfers.freed(value, i)
+        if self.graph.link is not None:
+            self.transfers.freed(value, i)
         self.resident.remove(value)
         self.memory -= self.graph.value_bytes[value]
 

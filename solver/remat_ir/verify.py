@@ -38,7 +38,8 @@ def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_
         if moment.peak_bytes > limit:
             over = f"{readable(moment.peak_bytes - limit)} over the budget of {readable(limit)}"
             raise InvalidPlan(f"memory is {readable(moment.peak_bytes)}, {over}", moment.step)
-        peak = max(peak, moment.peak_bytes)
+        if moment.peak_bytes > peak:
+            peak = moment.peak_bytes
         cost = moment.cost_ns
     if cost_ns is not None and cost_ns != cost:
         raise InvalidPlan(f"the claimed cost is {cost_ns} ns, the replayed one {cost} ns")

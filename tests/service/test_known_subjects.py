@@ -15,8 +15,7 @@ from drawn import examples
 from remat_ir import Chain, Graph, Join, Link, Problem, digests_of, graph_of
 from remat_ir.digest import Written
 from remat_service.errors import ServiceError
-from remat_service.requests.known_subjects import KnownSubjects
-from remat_service.requests.parse import Ask, Body, from_body, read_ask
+from remat_service.requests.parse import Ask, Body, KnownSubjects, from_body, read_ask
 from remat_service.settings import Settings
 from service.serving import training_graph
 

@@ -165,7 +165,7 @@ async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Pa
     database = Database(f"sqlite:///{copy}")
     async with database.read() as connection:
         assert await connection.scalar(select(requests.c.id)) == posted["id"]
-    assert await database.first(select(graphs.c.data), {})
+    assert await database.first(select(graphs.c.data))
     await database.close()
 
 

@@ -1,14 +1,28 @@
-"""Reading a request for a plan: what was asked, refused with the place where it is wrong."""
+"""Reading a request for a plan: what was asked, refused with the place where it is wrong.
+
+Problems read lately are found again in other bodies by the text of their graph (`KnownSubjects`): the first of the
+three caches. Nearly all of a body is its graph, and bodies about one graph (other budgets, methods, limits) differ in
+the rest alone. The graph is cut out of the text, and what is left is parsed as ever, with a stand-in for it. A graph is
+remembered once a body was read whole and found right, by tenant and by the SHA-256 of its text. So what is found equal
+is right too; what is written in any other way is read whole.
+
+Not across tenants: how long a body takes to be read would tell one whether another has sent its graph.
+
+Bound: 400,000 ops, a small graph counted as 1,600. Invalidation: none is needed, since equal text means an equal graph.
+Gain at 300 ops: 0.2 ms of processor time instead of 0.7 to parse, check and digest a graph.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Written, readable
+from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Subject, Written, readable
 from remat_ir.schema import (
     AnyObject,
     Document,
@@ -22,11 +36,13 @@ from remat_ir.schema import (
     length,
     length_of_rows,
     parse,
+    refused_constant,
     separate,
 )
 from remat_solver import METHODS, runner_of
 
-from ..errors import BadRequest, Invalid, TooLarge
+from ..errors import BadRequest, Invalid, ServiceError, TooLarge
+from ..memory import Lru
 from ..settings import Settings
 from ..subjects import net_of, size_of
 
@@ -72,6 +88,16 @@ CHECK_REQUEST = OneOf(
 MOST_READING_BYTES = 56 << 20
 """What a body may take until it is refused or accepted, its text included."""
 BIG_BYTES = 50_000  # larger bodies are read off the event loop
+
+
+_MOST_REST_BYTES = 16_384
+_SUBJECT = re.compile(
+    rb'"(%s)"\s*+:\s*+(\{(?:[^{}"\\]++|"[^"\\]*+"|\{[^{}"\\]*+(?:"[^"\\]*+"[^{}"\\]*+)*+\})*+\})'
+    % "|".join(PROBLEMS).encode()
+)
+"""The member of a problem that is its subject: an object in which there are others at most one deep, and no escapes."""
+_STAND_IN = "-Infinity"  # no JSON: where somebody sends it, nothing is cut
+_LEAST_OPS = 1_600  # a small subject counts as this many in memory, so that there are no more than some hundreds
 
 
 @dataclass(frozen=True)
@@ -181,11 +207,12 @@ def _memory(text: bytes | bytearray) -> int:
     return (1 + copies) * len(text) + counted
 
 
-def read_ask(data: object, settings: Settings, known: Problem | None = None) -> Ask:
+def read_ask(data: object, settings: Settings, known: Problem | None = None, **more: Any) -> Ask:
     """Read the body of `POST /v1/solves`.
 
     Args:
         known: its problem, where that was read before.
+        more: members of the result that are not in the body's value.
 
     Raises:
         InvalidData: malformed; the pointer leads to the place.
@@ -199,7 +226,7 @@ def read_ask(data: object, settings: Settings, known: Problem | None = None) -> 
     if method.startswith("milp") and isinstance(graph, Mapping):  # before its tuples are made
         check_size(graph, settings, "/problem/graph")
         _check_entries(method, length(graph.get("op_cost_ns")), length_of_rows(graph.get("op_inputs")), settings)
-    ask = Ask(problem=known or read_problem(found["problem"], settings), **limits)
+    ask = Ask(problem=known or read_problem(found["problem"], settings), **limits, **more)
     if method.startswith("milp"):
         _check_entries(method, *size_of(ask.problem.subject), settings)
     runner_of(METHODS[method], ask.problem)  # refuses a method that does not take this kind of problem
@@ -304,3 +331,72 @@ def method_of(name: str) -> str:
     if name not in METHODS:
         raise InvalidData(f"unknown method {name[:60]!r}; there are: {', '.join(METHODS)}", "/method")
     return name
+
+
+class KnownSubjects:
+    """Reads bodies; remembers their subjects."""
+
+    def __init__(self, most_ops: int = 400_000) -> None:
+        self._known: Lru[tuple[str, bytes], tuple[Subject, Written]] = Lru(most_ops)
+
+    async def read(self, tenant_id: str, body: Body, settings: Settings) -> Ask:
+        """The request in a body; a large one is read off the event loop.
+
+        Raises:
+            BadRequest: not JSON. Otherwise as `read_ask`.
+        """
+        cut = await asyncio.to_thread(_cut, body.text) if len(body.text) > BIG_BYTES else _cut(body.text)
+        if cut is not None:
+            data, subject_digest = cut
+            known = self._known.get((tenant_id, subject_digest))
+            ask = None if known is None else _read_known(data, *known, settings, body.digest)
+            if ask is not None:
+                return ask
+        ask = await from_body(body, _read_and_write, settings)
+        if cut is not None and ask.written is not None:
+            subject = ask.problem.subject
+            self._known.put((tenant_id, cut[1]), (subject, ask.written), max(_LEAST_OPS, size_of(subject)[0]))
+        return replace(ask, body=body.digest)
+
+
+def _read_and_write(data: object, settings: Settings) -> Ask:
+    """The request, its subject written down: here, off the event loop where the body is large."""
+    ask = read_ask(data, settings)
+    return ask if ask.net is None else replace(ask, written=Written(ask.net.subject))
+
+
+def _read_known(
+    data: dict[str, Any], subject: Subject, written: Written, settings: Settings, digest: bytes
+) -> Ask | None:
+    """The request about a known subject; None where it is refused: whoever reads it whole can say why."""
+    try:
+        known = Problem(subject, data["problem"]["budget_bytes"])
+        return read_ask(data, settings, known, written=written, body=digest)
+    except (InvalidData, ServiceError):
+        return None
+
+
+def _cut(text: bytearray) -> tuple[dict[str, Any], bytes] | None:
+    """A body's value with a stand-in in the place of its subject, and the SHA-256 of that as it is written.
+
+    None where the stand-in is not all of `problem` but the budget: a subject is only what stands there. Without escapes
+    no string holds a quote, so what was cut out of a string leaves another string.
+    """
+    found = _SUBJECT.search(text)
+    if found is None:
+        return None
+    start, end = found.span(2)
+    if len(text) - (end - start) > _MOST_REST_BYTES:
+        return None
+    rest = bytes(text[:start]) + _STAND_IN.encode() + bytes(text[end:])
+    if b"\\" in rest or rest.count(b"Infinity") != 1:
+        return None
+    try:
+        data = parse(rest, lambda name: _STAND_IN if name == _STAND_IN else refused_constant(name))
+    except InvalidData:
+        return None
+    kind = found[1].decode()
+    problem = data.get("problem") if isinstance(data, dict) else None
+    if not isinstance(problem, dict) or problem.keys() != {kind, "budget_bytes"} or problem[kind] is not _STAND_IN:
+        return None
+    return data, hashlib.sha256(memoryview(text)[found.start(1) : end]).digest()

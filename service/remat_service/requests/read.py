@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from remat_ir import Answer, Problem, Status, Verdict, to_node_link
 
@@ -23,6 +23,11 @@ from .completion import PROGRESS, running_answer
 
 log = structlog.get_logger("remat_service.requests.read")
 
+_REQUEST = (
+    select(requests, *PROGRESS)
+    .outerjoin(solves, solves.c.id == requests.c.solve_id)
+    .where(requests.c.tenant_id == bindparam("tenant"), requests.c.id == bindparam("id"), of_epoch(bindparam("epoch")))
+)
 _DAMAGED = "This answer is not what was stored; POST the problem again."
 
 
@@ -34,21 +39,19 @@ async def find_request(context: Context, caller: Caller, request_id: str) -> Any
     """
     if context.write_behind.holds(request_id):
         await context.write_behind.flush()
-    async with context.database.read(brief=True) as connection:
-        row = (
-            await connection.execute(
-                select(requests, *PROGRESS)
-                .outerjoin(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id, of_epoch(caller.epoch))
-            )
-        ).first()
+    row = await context.database.first(_REQUEST, id=request_id, tenant=caller.tenant_id, epoch=caller.epoch)
     if row is None:
         raise NotFound("there is no solve with this id")
     return row
 
 
-async def answer(context: Context, caller: Caller, request_id: str, until: float) -> tuple[bytes, bool]:
+async def answer(
+    context: Context, caller: Caller, request_id: str, until: float, waits: bool = False
+) -> tuple[bytes, bool]:
     """The answer object of a request as JSON text, once it has ended or the time is up; and whether it has ended.
+
+    Args:
+        waits: it has not ended a moment ago, so that its answer is not looked for in memory first.
 
     Raises:
         NotFound: there is no such request of this tenant's.
@@ -58,7 +61,7 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
     with context.notifier.subscribe(request_id) as changes:
         while True:
             changes.reset()
-            found = await context.snapshots.ended_request(caller, request_id)
+            found = None if waits and not looked else await context.snapshots.ended_request(caller, request_id)
             body = None if found is None else _from_memory(context, found)
             if body is not None:
                 context.notifier.notify_here(request_id)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +27,12 @@ from ..tenants.quotas import check_quota
 from .parse import Ask
 
 _QUEUED = "queued"
+_OF_FLIGHT = (
+    select(solves.c.id, solves.c.tenant_id, solves.c.priority)
+    .where(solves.c.flight_key == bindparam("flight"), ACTIVE)
+    .with_for_update()
+)
+_INSERT = requests.insert()
 
 
 async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
@@ -77,10 +83,16 @@ class _Looked:
 
 
 class Taken(NamedTuple):
-    """A request that was taken in: its id, and its answer where that is at hand; then its row is on its way."""
+    """A request that was taken in.
+
+    Attributes:
+        answer: where that is at hand; then its row is on its way.
+        waits: for a solve, so that it has not ended a moment ago.
+    """
 
     id: str
     answer: bytes | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,7 @@ class Submission:
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
             if joined is not None:
-                return Taken(joined)
+                return Taken(joined, waits=True)
             snapshot, packed = await context.snapshots.read_with_graph(keys, net.budget_bytes)
         if packed is not None:
             await self._mend_graph(net, keys, packed)
@@ -168,7 +180,7 @@ class Submission:
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
-        return Taken(await self._queue(looked, start_plan_id))
+        return Taken(await self._queue(looked, start_plan_id), waits=True)
 
     async def _mend_graph(self, net: Problem, keys: Keys, packed: bytes) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
@@ -226,7 +238,7 @@ class Submission:
         answer = checked(ask.problem, answer)
         row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
         async with self.context.database.write(brief=True) as connection:
-            await connection.execute(requests.insert(), self.context.seals.sealed("requests", row))
+            await connection.execute(_INSERT, self.context.seals.sealed("requests", row))
         self.context.metrics.cache.labels("hit").inc()
         return str(row["id"])
 
@@ -256,7 +268,7 @@ class Submission:
                 proved = known.proof[:2]
                 row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *proved)
             row = context.seals.sealed("requests", row)
-            await connection.execute(requests.insert(), row)
+            await connection.execute(_INSERT, row)
             await context.store.touch(connection, keys.graph, row["plan_id"])
         await self._remember(looked, row)
         context.metrics.cache.labels(result).inc()
@@ -308,7 +320,7 @@ class Submission:
             solve_id = await self._join(connection, keys)
             if solve_id is None:
                 return None
-            await connection.execute(requests.insert(), row | {"solve_id": solve_id, "cache": "joined"})
+            await connection.execute(_INSERT, row | {"solve_id": solve_id, "cache": "joined"})
         self._wait(row)
         context.metrics.cache.labels("joined").inc()
         context.notifier.notify(solve_id)
@@ -332,7 +344,7 @@ class Submission:
             if solve_id is None:
                 raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
             row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if looked.known.carried else "miss"}
-            await connection.execute(requests.insert(), row)
+            await connection.execute(_INSERT, row)
         self._wait(row)
         context.metrics.cache.labels(row["cache"]).inc()
         context.notifier.notify("queue" if not joined else solve_id)
@@ -347,10 +359,7 @@ class Submission:
 
         A more urgent request of its own tenant makes it as urgent; another's orders nothing of this tenant's.
         """
-        of_flight = select(solves.c.id, solves.c.tenant_id, solves.c.priority).where(
-            solves.c.flight_key == keys.flight, ACTIVE
-        )
-        row = (await connection.execute(of_flight.with_for_update())).first()
+        row = (await connection.execute(_OF_FLIGHT, {"flight": keys.flight})).first()
         if row is None:
             return None
         if row.priority < self.ask.priority and row.tenant_id == self.caller.tenant_id:
@@ -391,8 +400,7 @@ class Submission:
         return await self.context.queue.put(connection, row)
 
     async def _check_capacity(self, connection: AsyncConnection) -> None:
-        waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
-        if (waiting or 0) >= self.context.settings.most_queued:
+        if await self.context.queue.holds(connection, self.context.settings.most_queued):
             await self._check_share(connection)
         await check_quota(connection, self.caller, self.context.clock.now())
 

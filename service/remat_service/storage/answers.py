@@ -61,7 +61,7 @@ class Stored:
         if self.near is not None:
             known = known.with_plan(self.near[1])
         too_small = self.least_bytes is not None and self.least_bytes > self.problem.budget_bytes
-        return replace(known, infeasible=(too_small or self.proves_none) and known.cost_ns is None)
+        return replace(known, infeasible=True) if (too_small or self.proves_none) and known.cost_ns is None else known
 
     @property
     def proves_none(self) -> bool:

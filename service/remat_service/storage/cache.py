@@ -76,7 +76,7 @@ class Cache:
     ) -> None:
         self._database, self._store, self._claims = database, store, claims
         self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
-        self._near = NearGraphs(store, claims, verifier)
+        self._near = NearGraphs(database, store, claims, verifier)
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
     async def known(
@@ -128,13 +128,14 @@ class Cache:
             enough_bytes=floor.enough_bytes,
             effort=found.effort,
             certify=keys.certify,
-            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject),
+            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject) if any(found[:-1]) else None,
             unsound=(*unsound, *broken),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
-            async with self._database.read(brief=True) as connection:
-                stored = await self._near.added(connection, caller, keys, problem, stored, time)
+            stored = await self._near.added(caller, keys, problem, stored, time)
+            if stored.carried and stored.certain_bytes is None:
+                stored = replace(stored, certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject))
         return await self._without_refuted(keys, problem, stored)
 
     async def _checked(

@@ -6,10 +6,12 @@ Their plans are costed anew by the verifier, and their certificates scaled leaf 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidPlan, Problem, Subject, structure_digest
@@ -21,30 +23,49 @@ from ..subjects import costs_of
 from .answers import Stored
 from .cache_key import Keys
 from .claims import Claims
+from .database import Database
 from .store import Store
 from .tables import graphs
 from .verifier import Verifier
 
-_NEAR_CANDIDATES = 4
+_SAME_STRUCTURE = (
+    select(graphs.c.key, graphs.c.data)
+    .where(graphs.c.structure_key == bindparam("structure"), graphs.c.key != bindparam("graph"))
+    .order_by(graphs.c.used_at.desc(), graphs.c.key)
+    .limit(4)
+)
 
 
 class NearGraphs:
     """Looks at them, and at those alone that the verifier reads."""
 
-    def __init__(self, store: Store, claims: Claims, verifier: Verifier) -> None:
-        self._store, self._claims, self._verifier = store, claims, verifier
+    def __init__(self, database: Database, store: Store, claims: Claims, verifier: Verifier) -> None:
+        self._database, self._store, self._claims, self._verifier = database, store, claims, verifier
 
-    async def added(
-        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: LookTime
+    async def added(self, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: LookTime) -> Stored:
+        """What is stored, with what such graphs add to it.
+
+        Args:
+            time: to look; what it is too short for is left out, and the result is `partial`.
+        """
+        rows = await self._database.rows(_SAME_STRUCTURE, structure=keys.structure, graph=keys.graph)
+        if not rows:
+            return stored
+        async with self._database.read(brief=True) as connection:
+            return await self._of(rows, connection, caller, keys, problem, stored, time)
+
+    async def _of(
+        self,
+        rows: Sequence[Any],
+        connection: AsyncConnection,
+        caller: Caller,
+        keys: Keys,
+        problem: Problem,
+        stored: Stored,
+        time: LookTime,
     ) -> Stored:
-        rows = await connection.execute(
-            select(graphs.c.key, graphs.c.data)
-            .where(graphs.c.structure_key == keys.structure, graphs.c.key != keys.graph)
-            .order_by(graphs.c.used_at.desc(), graphs.c.key)
-            .limit(_NEAR_CANDIDATES)
-        )
         others: list[str] = []
-        for row in rows.all():
+        for row in rows:
             if time.over():
                 return replace(stored, partial=True)
             other = await self._verifier.graph(row.key, row.data, caller.key)

@@ -85,6 +85,10 @@ class Turns:
         return each.running / each.weight, served, each.queued_s, each.tenant_id
 
 
+_COUNT_S = 1.0
+_WAITING = select(func.count()).select_from(solves).where(solves.c.state == "queued")
+
+
 class LostClaim(Exception):
     """Somebody else has the solve now."""
 
@@ -126,13 +130,26 @@ class Queue:
     def __init__(self, database: Database, turns: Turns, stale_after_s: float) -> None:
         self._database, self._turns, self._stale_after_s = database, turns, stale_after_s
         self.carry: Carry | None = None
+        self._put = database.insert(solves).on_conflict_do_nothing().returning(solves.c.id)
+        self._waiting, self._counted_at = 0, -float("inf")
+
+    async def holds(self, connection: AsyncConnection, most: int) -> bool:
+        """Whether so many solves wait, of all tenants.
+
+        A count of thousands at each miss would take longer than the rest of it. So they are counted anew after a
+        second, and at each call once there may be half as many: other processes let solves wait, too.
+        """
+        moment = self._database.clock.monotonic()
+        if 2 * self._waiting >= most or moment - self._counted_at >= _COUNT_S:
+            self._waiting, self._counted_at = await connection.scalar(_WAITING) or 0, moment
+        return self._waiting >= most
 
     async def put(self, connection: AsyncConnection, values: Mapping[str, Any]) -> str | None:
         """Let a solve wait; its id, or None where the same one is under way."""
-        insert = self._database.insert(solves).on_conflict_do_nothing().returning(solves.c.id)
         row = {**values, "state": "queued", "queued_at": self._database.clock.now()}
-        found: str | None = await connection.scalar(insert, row)
+        found: str | None = await connection.scalar(self._put, row)
         if found is not None:
+            self._waiting += 1
             await self._carry(connection)
         return found
 

@@ -146,7 +146,7 @@ class ResponseCache:
             row["budget_bytes"],
             row,
             head_of(row["answer"]).split(_ID.encode()),
-            signed_text("requests", row).split(_ID),
+            signed_text("requests", row).split(_ID) if self._seals.signs else [],
             plan,
             proof,
         )
@@ -207,7 +207,7 @@ class WriteBehind:
         rows = [row for row in rows if row["tenant_id"] in tenants_there]
         if not rows:
             return
-        await connection.execute(self._database.insert(requests).on_conflict_do_nothing(), rows)
+        await connection.execute(self._database.insert_new(requests), rows)
         there = await _among(connection, requests.c.id, {row["id"] for row in rows})
         others = [row | {"idempotency_key": None, "body_hash": None} for row in rows if row["id"] not in there]
         if others:

@@ -75,9 +75,14 @@ class Seals:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = tuple(keys)
 
+    @property
+    def signs(self) -> bool:
+        """Whether there is a key to sign by."""
+        return bool(self._keys)
+
     def sealed(self, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with its seal; columns that are not given are null."""
-        return {**row, "seal": self.seal(signed_text(table, row))}
+        return {**row, "seal": self.seal(signed_text(table, row)) if self._keys else None}
 
     def seal(self, text: str) -> str | None:
         """The seal of a row with this `signed_text`."""

@@ -249,24 +249,24 @@ class SnapshotReader:
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
-        return _read(await self._database.first(_SNAPSHOT, _named(keys, net_budget)))
+        return _read(await self._database.first(_SNAPSHOT, **_named(keys, net_budget)))
 
     async def read_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
         """The same, and the stored bytes of the graph."""
-        row = await self._database.first(_WITH_GRAPH, _named(keys, net_budget))
+        row = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget))
         assert row is not None
         return _read(row), row[-1]
 
     async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
         """The same if some rows were not there, and so no effort either, which may have rested on them."""
-        return _read(await self._database.first(_snapshot(without), _named(keys, net_budget)))
+        return _read(await self._database.first(_snapshot(without), **_named(keys, net_budget)))
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
         named = {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch}
-        row = await self._database.first(_ENDED_REQUEST, named)
+        row = await self._database.first(_ENDED_REQUEST, **named)
         return None if row is None else EndedRequest._make(row)
 
     async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""
-        return await self._database.first(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}) is not None
+        return await self._database.first(_IDEMPOTENCY_KEY, tenant=tenant_id, key=key) is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Problem, Verdict
@@ -51,6 +51,8 @@ class StoredProof(NamedTuple):
 
 PROOF_COLUMNS = (proofs.c.id, proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.bound_ns, proofs.c.data)
 PLAN_COLUMNS = (plans.c.id, plans.c.graph_key, plans.c.method_key, plans.c.source, plans.c.cost_ns, plans.c.peak_bytes)
+_GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == bindparam("graph"))
+_GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 
 def _stored(row: Any) -> StoredPlan:
@@ -79,12 +81,12 @@ class Store:
     async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
         """Keep the subject of a net problem, and the problem's name; what is there already stays."""
         moment = self._database.clock.now()
-        known = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
+        known = await connection.scalar(_GRAPH_KEY, {"graph": keys.graph})
         if known is None:
             row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
-            await connection.execute(self._database.insert(graphs).on_conflict_do_nothing(), row)
+            await connection.execute(self._database.insert_new(graphs), row)
         await connection.execute(
-            self._database.insert(problems).on_conflict_do_nothing(),
+            self._database.insert_new(problems),
             {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": net.budget_bytes},
         )
 
@@ -95,7 +97,7 @@ class Store:
 
     async def graph_row(self, connection: AsyncConnection, key: str) -> bytes | None:
         """The packed graph."""
-        data: bytes | None = await connection.scalar(select(graphs.c.data).where(graphs.c.key == key))
+        data: bytes | None = await connection.scalar(_GRAPH, {"graph": key})
         return data
 
     async def put_plan(

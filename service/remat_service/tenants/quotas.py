@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import readable
@@ -17,6 +17,7 @@ from ..storage.tables import graphs, plans, profile_reports, requests, solves, t
 
 _DAY = timedelta(days=1)
 _BATCH = 500
+_LIMITS = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update(key_share=True)
 
 
 async def check_quota(connection: AsyncConnection, caller: Caller, moment: datetime) -> None:
@@ -121,8 +122,7 @@ async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
 
 async def _limits(connection: AsyncConnection, caller: Caller) -> Any:
     """The tenant's row, locked to the end of the transaction: what one tenant asks for is counted in turn."""
-    mine = select(tenants).where(tenants.c.id == caller.tenant_id)
-    row = (await connection.execute(mine.with_for_update(key_share=True))).one()
+    row = (await connection.execute(_LIMITS, {"tenant": caller.tenant_id})).one()
     if row.scope_id != caller.scope_id:
         raise Conflict("this tenant has just joined or left a sharing group; ask again", retry_after_s=2)
     return row

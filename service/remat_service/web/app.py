@@ -22,8 +22,8 @@ from ..errors import ServiceError, Unavailable
 from ..outage import what_fails
 from ..requests.batches import BatchSearches
 from ..requests.housekeeping import housekeeping, poll
-from ..requests.known_subjects import KnownSubjects
 from ..requests.listing import PlainPeaks
+from ..requests.parse import KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened

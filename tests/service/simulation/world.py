@@ -330,7 +330,8 @@ async def _post(context: Context, caller: Caller, ask: Ask, retry: Retry) -> tup
         held = await context.response_cache.get(caller, ask.body, retry)
         if held is not None:
             return json.loads(held)["id"], held
-        return await Submission(context, caller, ask, retry).take()
+        taken = await Submission(context, caller, ask, retry).take()
+        return taken.id, taken.answer
 
 
 async def _get(context: Context, caller: Caller, request_id: str) -> bytes | None:

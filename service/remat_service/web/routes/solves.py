@@ -18,9 +18,8 @@ from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
-from ...requests.known_subjects import KnownSubjects
 from ...requests.listing import SORTS, Selection, list_requests
-from ...requests.parse import SOLVE_REQUEST
+from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import admit, caller_with, credentials
@@ -93,10 +92,10 @@ def come_back(context: Context) -> str:
     return str(COME_BACK_S if context.stopping else 1)
 
 
-async def answered(context: Context, caller: Caller, request_id: str, wait_s: float) -> Response:
+async def answered(context: Context, caller: Caller, request_id: str, wait_s: float, waits: bool = False) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
-    text, ended = await read.answer(context, caller, request_id, until)
+    text, ended = await read.answer(context, caller, request_id, until, waits)
     headers = {"Cache-Control": "no-store"}
     if not ended:
         headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": come_back(context)}
@@ -146,10 +145,10 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver
                 return held
             subjects: KnownSubjects = request.app.state.known_subjects
             ask = await subjects.read(caller.tenant_id, sent, context.settings)
-            request_id, answer = await Submission(context, caller, ask, retry).take()
-    if answer is not None:
-        return _answer(answer)
-    return await answered(context, caller, request_id, preferred_wait(request))
+            taken = await Submission(context, caller, ask, retry).take()
+    if taken.answer is not None:
+        return _answer(taken.answer)
+    return await answered(context, caller, taken.id, preferred_wait(request), taken.waits)
 
 
 @directly(post_solve)
