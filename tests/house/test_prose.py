@@ -13,11 +13,10 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MOST_WORDS = 25
 """A sentence. A formula or a piece of code counts as one word, and each cell of a table is read by itself."""
-MOST_OF_ALL = 43_800
+MOST_OF_ALL = 44_000
+"""Words of all pages together; a table that a command writes, or a test compares, stands between its two comments."""
 MOST_PAGES = 34
 FORBIDDEN = re.compile(r"\b(house|lanes?|crowd|strangers?|emptying|roomy|dearer)\b", re.IGNORECASE)
-NOT_YET: set[str] = set()
-"""Pages whose sentences are still to be shortened."""
 
 
 def prose(text: str) -> str:
@@ -59,7 +58,7 @@ def too_long(text: str) -> list[str]:
     return [f"{words(each)} words: {each.strip()}" for each in sentences(text) if words(each) > MOST_WORDS]
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if path.name not in NOT_YET], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_sentences_are_short(page: Path) -> None:
     found = too_long(page.read_text())
     assert not found, "\n".join(found)
