@@ -68,6 +68,7 @@ class Denoised(nn.Module):
         return F.mse_loss(self.inner(noisy, when).sample, noisy)
 
 
+@pytest.mark.thorough
 def test_other_strides_than_traced_are_refused_or_trained_plainly(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     module, x = Denoised(), (numbers(1, 3, 16, 16), torch.tensor([3]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import logging
 import pickle
 import weakref
 from collections.abc import Callable
@@ -154,6 +153,7 @@ def test_a_module_trains_bit_for_bit(name: str) -> None:
     assert plans(case.module)
 
 
+@pytest.mark.thorough
 def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
     """Two graphs of Dynamo's serve all sizes; a small batch may use the bytes that a larger one's share came to."""
     torch.manual_seed(0)
@@ -167,6 +167,7 @@ def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
     assert plans(model) >= 6
 
 
+@pytest.mark.thorough
 def test_at_most_so_many_plans_are_held() -> None:
     model = remat.enable(Printing(), most_plans=2, **GREEDY)
     for rows in (8, 7, 6, 5, 4, 3):
@@ -364,7 +365,7 @@ def test_many_models_of_a_class_are_planned_and_let_go(monkeypatch: pytest.Monke
     assert all(plans(model) for model in kept)
 
 
-def test_what_cannot_be_planned_is_refused_or_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_planned_is_refused_or_runs_as_it_is() -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -376,11 +377,12 @@ def test_what_cannot_be_planned_is_refused_or_runs_as_it_is(caplog: pytest.LogCa
     x = torch.tensor([1, 2])
     with pytest.raises(RematError, match="sparse"):
         remat.enable(Sparse(), on_failure="raise", **GREEDY)(x)
-    model = remat.enable(Sparse(), **GREEDY)
-    with caplog.at_level(logging.WARNING, "remat"):
-        model(x).backward()
-        model(x).backward()
-    assert caplog.text.count("runs without a plan") == 1
+    plain = Sparse()
+    model = remat.enable(copy.deepcopy(plain), **GREEDY)
+    for module in (plain, model):
+        for _ in range(2):
+            module(x).backward()
+    assert torch.equal(model.table.weight.grad.to_dense(), plain.table.weight.grad.to_dense())
     assert plans(model) == 0
     with pytest.raises(remat.BudgetTooSmall, match="is enough"):
         remat.enable(Counter(), budget="1%", planner="greedy")(torch.randn(64, 16))
