@@ -369,6 +369,7 @@ def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
         eventually(lambda: not held())
         for alert, provoke in (
             ("RematQueueGrows", queue), ("RematWaitsLong", queue), ("RematErrors", error),
+            ("RematObjectiveMissed", queue),
             ("RematPlanRefused", refusal), ("RematStoreDamaged", damage), ("RematSolversKilled", kill),
         ):  # fmt: skip
             before = _samples(own, rules[alert])

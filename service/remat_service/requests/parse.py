@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Subject, Written, readable
 from remat_ir.schema import (
@@ -148,8 +148,7 @@ class Ask:
         return (self.written or Written(self.net.subject)).digests(self.net.budget_bytes)
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """A body as it came.
 
     Attributes:

@@ -105,7 +105,7 @@ class ResponseCache:
         new_id = self._clock.new_id()
         row = {**held.row, "id": new_id, "created_at": moment, "ended_at": moment}
         row["answer"] = {**held.row["answer"], "id": new_id}
-        row["seal"] = self._seals.seal(new_id.join(held.signed))
+        row["seal"] = self._seals.seal(new_id.join(held.signed)) if held.signed else None
         if retry is not None:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}
         await self._write_behind.add(row)

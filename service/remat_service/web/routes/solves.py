@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -134,18 +135,21 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver
     """
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
+    begun = time.perf_counter()
     async with bodies.of(request) as sent:
         retry = _retry(request, sent.digest)
-        held = None if retry is not None else await _held(context, caller, sent.digest, None)
+        held = None if retry is not None else await _held(context, caller, sent.digest, None, begun)
         if held is not None:
             return held
         async with context.locks.of(caller.tenant_id + sent.digest.hex()):  # of a burst, one looks into the store
-            held = await _held(context, caller, sent.digest, retry)
+            held = await _held(context, caller, sent.digest, retry, begun)
             if held is not None:
                 return held
             subjects: KnownSubjects = request.app.state.known_subjects
             ask = await subjects.read(caller.tenant_id, sent, context.settings)
             taken = await Submission(context, caller, ask, retry).take()
+    seconds = context.metrics.miss_seconds if taken.waits else context.metrics.hit_seconds
+    seconds.observe(time.perf_counter() - begun)
     if taken.answer is not None:
         return _answer(taken.answer)
     return await answered(context, caller, taken.id, preferred_wait(request), taken.waits)
@@ -156,13 +160,14 @@ async def _post_directly(request: Request) -> Response:
     return await post_solve(request, await _solver(request))
 
 
-async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | None) -> Response | None:
+async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | None, begun: float) -> Response | None:
     """The answer to a body of this SHA-256 from memory."""
     held = await context.response_cache.get(caller, digest, retry)
     if held is None:
         return None
     context.metrics.cache.labels("hit").inc()
     context.metrics.recalls.labels("body").inc()
+    context.metrics.hit_seconds.observe(time.perf_counter() - begun)
     return _answer(held)
 
 
