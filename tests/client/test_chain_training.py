@@ -140,7 +140,7 @@ METHODS = (*QUICK, "revolve", "sequential", "search", "pofo")
 @pytest.mark.parametrize(
     ("make", "tenths", "methods"),
     [
-        (saving, 4, QUICK),
+        pytest.param(saving, 4, QUICK, marks=pytest.mark.thorough),
         *(pytest.param(saving, tenths, METHODS, marks=pytest.mark.slow) for tenths in (4, 6, 8)),
         pytest.param(convolutions, 4, METHODS, marks=pytest.mark.slow),
     ],

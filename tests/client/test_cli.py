@@ -19,6 +19,7 @@ from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORD
 from remat.planning.greedy import greedy_answer
 from remat.settings import NAMES
 from remat_ir import Answer, Chain, Graph, Join, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
+from tiers import first
 
 
 def chain_graph(layers: int = 8, **more: Any) -> Graph:
@@ -316,7 +317,7 @@ def test_the_commands_are_listed_in_order(remat: Any) -> None:
     assert remat("--version").out.startswith("remat ")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", first(1, ["bash", "zsh", "fish"]))
 def test_shell_completion_is_there(shell: str) -> None:
     # which shell it is, is looked up among the processes above: there may be none in a test
     told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
@@ -350,6 +351,7 @@ def test_the_page_lists_every_command_setting_and_exit_code() -> None:
         assert f"| {code} |" in page
 
 
+@pytest.mark.thorough
 def test_kernels_are_compiled_ahead() -> None:
     """The command says where they are; there is nothing left to do after it."""
     for _ in range(2):
