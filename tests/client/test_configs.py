@@ -13,6 +13,9 @@ import remat
 from client.commands import remat as command
 from remat.target.build import load
 from remat.target.configs import by_config, config_of, presets
+from remat.target.devices import target_of
+from remat.target.price import price
+from remat.target.step import target_step
 from remat_ir import InvalidData
 from tiers import first
 
@@ -123,3 +126,45 @@ def test_the_page_lists_the_presets() -> None:
     rows = [f"| `{name}` | {preset.parameters / 1e6:,.0f} |" for name, preset in presets().items()]
     text = PAGE.read_text().split("<!-- presets: begin -->\n\n")[1].split("\n\n<!-- presets: end -->")[0]
     assert text.split("\n")[2:] == rows, "\n".join(rows)
+
+
+def test_a_rank_has_its_share_of_a_sequence_and_of_the_experts() -> None:
+    """Tokens and experts are shared; an attention runs once with the keys and values of each rank."""
+    mixtral = by_config(small("mistralai/Mixtral-8x7B-v0.1"), 256)
+    whole, part = (target_step(mixtral, "h100", batch=2, parallel=parallel) for parallel in (None, "cp=4,ep=2"))
+    assert (whole.step.fixed["inputs"], part.step.fixed["inputs"]) == (2 * 256 * 8, 2 * 64 * 8)
+    experts = 2 * 2 * 3 * 64 * 128 * 4  # layers, experts fewer, products, their sizes
+    assert whole.step.fixed["parameters"] - part.step.fixed["parameters"] == pytest.approx(experts, rel=0.05)
+    llama = by_config({**small("meta-llama/Llama-3.2-1B"), "dtype": "bfloat16"}, 128)
+    flow = target_step(llama, "h100", batch=2, parallel="cp=2").step.operations.flow
+    prices = {cp: price(flow.kernels, target_of("h100"), cp=cp) for cp in (1, 2)}
+    attention = [node for node, kind in prices[1].classes.items() if kind == "attention"]
+    assert len(attention) == 2 * 2
+    for node, once in prices[1].profiled.kernels.items():
+        shared = prices[2].profiled.kernels[node]
+        assert shared.cost_ns == once.cost_ns * (2 if node in attention else 1)
+        assert (shared.workspace_bytes > once.workspace_bytes) == (node in attention)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "why"),
+    [
+        ("openai-community/gpt2", "ep=2", "a gpt2 has no experts"),
+        ("mistralai/Mixtral-8x7B-v0.1", "ep=4", "ep=4 does not share 4 experts of which a token takes 2: .* at most 2"),
+        ("mistralai/Mixtral-8x7B-v0.1", "ep=3", "write a divisor of 4"),
+        ("meta-llama/Llama-3.2-1B", "cp=3", "cp=3 does not divide sequences of 64 tokens"),
+        ("openai/whisper-small", "cp=2", "is not called with tokens"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(name: str, parallel: str, why: str) -> None:
+    with pytest.raises(InvalidData, match=why):
+        target_step(by_config(small(name), 64), "h100", batch=2, parallel=parallel)
+
+
+@pytest.mark.parametrize(("name", "most"), [("openai-community/gpt2", 1024), ("FacebookAI/roberta-base", 512)])
+def test_a_sequence_has_no_more_tokens_than_the_model_has_positions(name: str, most: int) -> None:
+    with torch.device("meta"):
+        by_config(small(name), most)()
+        with pytest.raises(InvalidData, match=f"write --length {most} or less"):
+            by_config(small(name), most + 1)()
+        by_config(small("google-t5/t5-base"), 2048)()  # its positions are relative

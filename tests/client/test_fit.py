@@ -348,13 +348,14 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ("ep=2", "'ep=2' is not a way to spread a job"),
+        ("sp=2", "'sp=2' is not a way to spread a job"),
         ("fsdp=0", "'fsdp=0' is not a way"),
         ("tp=2,tp=4", "'tp=4' is not a way"),
         ("dp=2,fsdp=4", "write one of them"),
-        ("pp=2,fsdp=2", "pp goes with tp alone"),
+        ("pp=2,fsdp=2", "no pp with dp, fsdp"),
         ("micros=8", "write pp=4 too"),
         ("tp=2", "take the argument tp"),
+        ("cp=2,ep=2", "take the argument cp and ep"),
     ],
 )
 def test_ranks_that_are_not_known_are_refused(table: Path, parallel: str, said: str) -> None:
@@ -362,9 +363,9 @@ def test_ranks_that_are_not_known_are_refused(table: Path, parallel: str, said: 
         predict(make_model, str(table), parallel=parallel)
 
 
-@pytest.mark.parametrize("parallel", ["dp=2", "fsdp=2"])
+@pytest.mark.parametrize("parallel", ["dp=2", "fsdp=2", "cp=2", "ep=2"])
 def test_released_gradients_are_those_of_one_rank(table: Path, parallel: str) -> None:
-    with pytest.raises(InvalidData, match="release_gradients does not go with dp or fsdp"):
+    with pytest.raises(InvalidData, match="release_gradients does not go with dp, fsdp, cp or ep"):
         predict(make_model, str(table), parallel=parallel, optimizer="adamw", release_gradients=True)
 
 

@@ -141,7 +141,7 @@ def test_layers_of_a_pipeline_may_be_split(one_size: Path) -> None:
         ("pp=4,micros=2", "must be greater than or equal to the number of stages"),
         ("pp=2,schedule=Zigzag", "Unknown schedule name 'Zigzag'"),
         ("pp=2,schedule=PipelineScheduleSingle", "abstract"),
-        ("pp=2,dp=2", "pp goes with tp alone"),
+        ("pp=2,dp=2", "no pp with dp, fsdp"),
         ("schedule=1F1B", "write pp=4 too"),
     ],
 )

@@ -65,7 +65,7 @@ def fit(
         typer.Option(
             "--parallel",
             metavar="P",
-            help="Plan for one rank of several: dp=8 or fsdp=8,tp=2; for each: pp=4,micros=8,schedule=1F1B.",
+            help="Plan for one rank of several: dp=8 or fsdp=8,tp=2,cp=2,ep=4; for each: pp=4,micros=8,schedule=1F1B.",
         ),
     ] = None,
     max_overhead: Annotated[

@@ -128,7 +128,6 @@ def build(
     make_model: Callable[..., Any],
     device: torch.device,
     batch: int | None = None,
-    tp: int = 1,
     part: Mapping[str, int] | None = None,
 ) -> Built:
     """What a function returns, on a device, as fake tensors; the model is in train mode.
@@ -137,16 +136,15 @@ def build(
         make_model: returns `(model, args)` or `(model, args, kwargs)`: a module and one call of it, `args` as for
             `remat.optimize`. What it makes of tensors has no values.
         batch: given to the function as the argument `batch`.
-        tp: so many ranks share each layer: given to the function as the argument `tp` where there are several, which
-            makes the part of one rank.
-        part: further arguments by name, which say what part of the model is wanted.
+        part: further arguments by name, which say what part of the model and of the call one rank has: `tp`, `cp`,
+            `ep`, `stage`, `stages`.
 
     Raises:
         InvalidData: it raises, or returns something else.
     """
     name = getattr(make_model, "__name__", "make_model")
     given = {} if batch is None else {"batch": batch}
-    given |= {**({} if tp == 1 else {"tp": tp}), **(part or {})}
+    given |= part or {}
     try:
         inspect.signature(make_model).bind(**given)
     except TypeError as error:
@@ -155,6 +153,8 @@ def build(
     try:
         with _compat.OnMeta(KINDS), torch.random.fork_rng(devices=[]):
             made = make_model(**given)
+    except InvalidData:
+        raise
     except Exception as error:
         hint = ""
         if "meta" in str(error):

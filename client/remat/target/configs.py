@@ -5,6 +5,7 @@ Nothing is downloaded and no weights are read: the configuration is all that mem
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -109,17 +110,43 @@ def _transformer(library: Any, config: Mapping[str, Any], length: int | None) ->
         raise InvalidData(f"transformers {library.__version__} has no {name}")
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."))
 
-    def make_model(batch: int = 1) -> Any:
+    def make_model(batch: int = 1, cp: int = 1, ep: int = 1) -> Any:
         with_config = getattr(architecture, "_from_config", None) or architecture.from_config
-        model = with_config(read).to(dtype)
-        return model, (), _call(type(model).__name__, read, batch, length, dtype)
+        model = with_config(read if ep == 1 else _with_experts(read, ep)).to(dtype)
+        return model, (), _call(type(model).__name__, read, batch, length, dtype, cp)
 
     make_model.__name__ = name or kind
     return make_model
 
 
-def _call(name: str, config: Any, batch: int, length: int | None, dtype: torch.dtype) -> dict[str, Any]:
-    """The arguments of a training call, by what the class is for."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _with_experts(config: Any, ep: int) -> Any:
+    """The configuration with one rank's experts, where `ep` ranks share them.
+
+    Raises:
+        InvalidData: the model has no experts, or they cannot be shared so.
+    """
+    field = next((name for name in _EXPERTS if getattr(config, name, None)), None)
+    if field is None:
+        raise InvalidData(f"ep={ep}: a {config.model_type} has no experts")
+    experts, taken = int(getattr(config, field)), int(getattr(config, "num_experts_per_tok", None) or 1)
+    if experts % ep or experts // ep < taken:
+        most = max(d for d in range(1, experts + 1) if experts % d == 0 and experts // d >= taken)
+        raise InvalidData(
+            f"ep={ep} does not share {experts} experts of which a token takes {taken}: write a divisor of {experts}, "
+            f"at most {most}"
+        )
+    part = copy.deepcopy(config)
+    setattr(part, field, experts // ep)
+    return part
+
+
+def _call(name: str, config: Any, batch: int, length: int | None, dtype: torch.dtype, cp: int) -> dict[str, Any]:
+    """The arguments of a training call, by what the class is for; of one rank, where `cp` share each sequence."""
+    if cp > 1 and (name.endswith("ForImageClassification") or hasattr(config, "num_mel_bins")):
+        raise InvalidData(f"cp={cp}: a {name} is not called with tokens")
     if name.endswith("ForImageClassification"):
         side = config.image_size
         pixels = torch.zeros(batch, getattr(config, "num_channels", 3), side, side, dtype=dtype)
@@ -130,9 +157,13 @@ def _call(name: str, config: Any, batch: int, length: int | None, dtype: torch.d
         sound = torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
         return {"input_features": sound, "labels": tokens}
     most = positions - 2 if "roberta" in config.model_type else positions
-    if length is not None and length > positions and "n_positions" not in dir(config):
+    # relative positions have no end
+    if length is not None and length > most and not hasattr(config, "relative_attention_num_buckets"):
         raise InvalidData(f"this model has {positions} positions: write --length {most} or less")
-    tokens = torch.zeros(batch, length or min(LENGTH, most), dtype=torch.long)
+    whole = length or min(LENGTH, most)
+    if whole % cp:
+        raise InvalidData(f"cp={cp} does not divide sequences of {whole} tokens: write another --length")
+    tokens = torch.zeros(batch, whole // cp, dtype=torch.long)
     if name.endswith("SequenceClassification"):
         return {"input_ids": tokens, "labels": torch.zeros(batch, dtype=torch.long)}
     with_loss = name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))

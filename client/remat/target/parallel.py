@@ -19,7 +19,7 @@ from ..profiling.fixed import all_gradients
 from ..profiling.optimizers import UpdateMemory
 from ..training.step import TrainingStep
 
-FORM = "write dp=8, fsdp=8, tp=4 or pp=4, or several of them with commas"
+FORM = "write dp=8, fsdp=8, tp=4, cp=2, ep=8 or pp=4, or several of them with commas"
 
 AT_WORK = 2
 """Blocks whose parameters are gathered at a time: the one that runs, and the next one, which is fetched meanwhile."""
@@ -32,6 +32,10 @@ class Parallel(NamedTuple):
         dp: replicas by DistributedDataParallel, whose buckets hold all gradients.
         fsdp: ranks that share parameters, gradients and optimizer state by `fully_shard`.
         tp: ranks that share each layer; the function that makes the model is given it, and makes one rank's part.
+        cp: ranks that share each sequence; the function is given it, and makes a call of one rank's tokens. Keys and
+            values of the others come by in turn, a share at a time (ring attention).
+        ep: ranks that share the experts of each layer; the function is given it, and makes one rank's part. A rank
+            computes as many tokens as it sends away, which is so where the router is balanced.
         pp: ranks of a pipeline; the function is given `stage` and `stages`, and makes that stage's part.
         micros: micro-batches of a pipeline's step; left out, two a rank.
         schedule: of the pipeline, by torch's name: 1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble.
@@ -40,6 +44,8 @@ class Parallel(NamedTuple):
     dp: int = 1
     fsdp: int = 1
     tp: int = 1
+    cp: int = 1
+    ep: int = 1
     pp: int = 1
     micros: int = 0
     schedule: str = ""
@@ -64,7 +70,9 @@ class Parallel(NamedTuple):
         if made.pp == 1 and (made.micros or made.schedule):
             raise InvalidData("parallel: micros and schedule are those of a pipeline: write pp=4 too")
         if made.pp > 1 and made.dp * made.fsdp > 1:
-            raise InvalidData("parallel: pp goes with tp alone: a stage inside DDP or fully_shard is not planned")
+            raise InvalidData(
+                "parallel: a stage of a pipeline inside DDP or fully_shard is not planned: no pp with dp, fsdp"
+            )
         if made.pp == 1:
             return made
         return made._replace(micros=made.micros or 2 * made.pp, schedule=made.schedule or "1F1B")
@@ -72,7 +80,12 @@ class Parallel(NamedTuple):
     @property
     def ranks(self) -> int:
         """In all."""
-        return self.dp * self.fsdp * self.tp * self.pp
+        return self.dp * self.fsdp * self.tp * self.cp * self.ep * self.pp
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """What the function that makes the model is given: how many ranks share a layer, a sequence, the experts."""
+        return {name: degree for name in ("tp", "cp", "ep") if (degree := getattr(self, name)) > 1}
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value not in (0, 1, ""))
@@ -85,8 +98,10 @@ class Parallel(NamedTuple):
         """
         if self.pp > 1:
             raise InvalidData("release_gradients does not go with pp: gradients add up over the micro-batches")
-        if self.dp * self.fsdp > 1:
-            raise InvalidData("release_gradients does not go with dp or fsdp: ranks reduce gradients before updates")
+        if self.dp * self.fsdp * self.cp * self.ep > 1:
+            raise InvalidData(
+                "release_gradients does not go with dp, fsdp, cp or ep: ranks reduce gradients before updates"
+            )
 
     def of_update(self, update: UpdateMemory) -> UpdateMemory:
         """What the optimizer's step takes on one rank."""

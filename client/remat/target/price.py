@@ -69,11 +69,13 @@ class Priced(NamedTuple):
     recorded: int
 
 
-def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None = None) -> Priced:
+def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None = None, cp: int = 1) -> Priced:
     """The cost of each kernel on a device.
 
     Args:
         table: where costs measured on this kind of device are looked up, if the device says under which name.
+        cp: so many ranks share a sequence: an attention runs once with each rank's keys and values, of which two shares
+            are there, the one at work and the one that comes.
     """
     start = time.perf_counter()
     found: dict[str, Measured] = {}
@@ -88,6 +90,11 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
     for text, node in first.items():
         known = recorded.get(text)
         found[text] = Measured(*known) if known is not None else _modelled(node, classes[node], target)
+        if cp > 1 and classes[node] == "attention":
+            once = found[text]
+            found[text] = once._replace(
+                cost_ns=cp * once.cost_ns, workspace_bytes=once.workspace_bytes + 2 * _keys_and_values(node)
+            )
     seconds = time.perf_counter() - start
     profiled = Profiled({n: found[s] for n, s in signature_of.items()}, len(first), len(recorded), seconds)
     return Priced(profiled, classes, len(recorded))
@@ -158,6 +165,15 @@ def workspace_bytes(node: fx.Node) -> int:
     if key.shape[1] != heads:
         found += 2 * batch * heads * int(key.shape[2]) * width * int(key.element_size())
     return found
+
+
+def _keys_and_values(node: fx.Node) -> int:
+    """Bytes of an attention's keys and values; in the backward pass their gradients come by, too."""
+    assert isinstance(node.target, _compat.OpOverload)
+    backward = "backward" in _compat.operator_name(node.target)
+    first = 2 if backward else 1
+    found = [_bytes(a.meta["val"]) for a in node.args[first : first + 2] if isinstance(a, fx.Node)]
+    return sum(found) * (2 if backward else 1)
 
 
 def _peak(target: Target, kind: str, found: Sequence[torch.Tensor]) -> float:

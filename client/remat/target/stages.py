@@ -230,7 +230,7 @@ def captured_stages(
         for number in range(actions.last + 1):
             asked.phase(f"stage {number} of {actions.last + 1}")
             part = {"stage": number, "stages": actions.last + 1}
-            built = build(asked.make_model, NAMED, batch, asked.parallel.tp, part)
+            built = build(asked.make_model, NAMED, batch, asked.parallel.shared | part)
             stages[number] = _captured(
                 built, number, number in actions.halved, asked, None if like is None else like[number].step
             )

@@ -136,7 +136,7 @@ def target_step(
     with tracing_for(place) if target is None else tracing_for(place, target.capability):
         phase("building the model")
         start = time.perf_counter()
-        built: Built = build(make_model, place, batch, spread_over.tp)
+        built: Built = build(make_model, place, batch, spread_over.shared)
         seconds["build"] = time.perf_counter() - start
         job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
         return _captured(built, target, job, spread_over, table, None if like is None else like.step, phase, seconds)
@@ -185,7 +185,7 @@ def _captured(
 
     def modelled(kernels: Sequence[fx.Node]) -> Profiled:
         assert target is not None
-        found.append(price(kernels, target, table))
+        found.append(price(kernels, target, table, parallel.cp))
         return found[0].profiled
 
     pricing = modelled if target else None
