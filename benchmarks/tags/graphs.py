@@ -108,6 +108,6 @@ def shown(rows: Iterable[dict[str, Any]]) -> str:
         )  # fmt: skip
     said = (
         f"Of {count} problems with a plan, torch carries out {same} of the free plans at the same cost and peak; in "
-        f"{within} the best plan by tags is no dearer than the best free one found.\n"
+        f"{within} the best plan by tags is as cheap as the best free one found.\n"
     )
-    return table(COLUMNS, cells) + "\n" + said.replace("no dearer than", "as cheap as")
+    return table(COLUMNS, cells) + "\n" + said

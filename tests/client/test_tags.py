@@ -13,6 +13,7 @@ import torch._inductor.config as inductor
 from torch import fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.fx_passes import memory_estimator
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import remat
@@ -128,6 +129,38 @@ def test_every_node_is_tagged_and_the_partition_follows() -> None:
 
 
 @pytest.mark.thorough
+class _Estimated(_Seen):
+    """Tags, and then asks torch's own estimator what its partition of the tagged graph needs."""
+
+    def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        self.found = remat.tag(gm, self.share, planner="greedy")
+        trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        forward, backward = torch_tags.partition(trial, inputs, num_fwd_outputs=torch_tags.forward_results(gm.graph))
+        self.checked = self.found.checked(backward)
+        self.estimate = max(
+            max(memory_estimator.build_memory_profile(part.graph, lambda node: not node.name.startswith("primals")))
+            for part in (forward, backward)
+        )
+        return gm
+
+
+def test_torchs_own_estimator_agrees_with_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts tensors of accelerators alone, so that it is made to count these; it knows no kernel's workspace, nor
+    parameters that the backward pass does not read. Its `get_peak_memory` over both passes raises in torch 2.13."""
+    monkeypatch.setattr(memory_estimator, "device_filter", lambda device: True)
+    model, x = MODELS["mlp"]()
+    found = []
+    for share in ("90%", "65%"):
+        torch._dynamo.reset()
+        seen = _Estimated(share)
+        with functorch.patch(joint_custom_pass=seen, enable_autograd_cache=False):
+            torch.compile(model, backend="aot_eager", dynamic=False)(x).sum().backward()
+        assert seen.checked == seen.found.peak_bytes
+        assert seen.estimate == pytest.approx(seen.found.peak_bytes, rel=0.05)
+        found.append(seen.estimate)
+    assert found[0] > found[1]
+
+
 def test_a_second_budget_does_not_run_by_the_first_ones_code() -> None:
     """AOTAutograd's cache does not know of the pass: refused by a sentence, and nothing is left in the cache."""
     model, x = MODELS["mlp"]()

@@ -141,11 +141,11 @@ class TagPartitioner(_Tags, torch_tags.Partitioner):
     """
 
     def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **given: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[Any], **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and the backward graph of a joint graph that is tagged first."""
-        found = self._tag(gm, num_fwd_outputs)
-        forward, backward = torch_tags.partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **given)
+        found = self._tag(gm, given["num_fwd_outputs"])
+        forward, backward = torch_tags.partition(gm, joint_inputs, **given)
         self._check(found, backward)
         return forward, backward
 

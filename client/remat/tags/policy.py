@@ -164,7 +164,7 @@ def _installed(model: nn.Module, space: _Space, size: int, answer: Answer) -> Bl
     contexts = space.contexts(found, answer)
     for path, each in contexts.items():
         block = model.get_submodule(path)
-        more = {} if each is None else {"context_fn": each}
+        more: dict[str, Any] = {} if each is None else {"context_fn": each}
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)
     fixed = space.graph.fixed_bytes
     return BlockPolicy(model, contexts, space.plan(found), *space.evaluate(found), fixed, fixed, answer)

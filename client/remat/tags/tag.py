@@ -222,10 +222,18 @@ def _as_tagged(problem: Problem, plan: Plan, answer: Answer) -> Answer | None:
     if ours == answer.plan:
         return answer
     bound = answer.bound_ns if not answer.restricted_to else None
+    found = Answer.of_plan(problem, ours, method=METHOD, bound_ns=bound, seconds=answer.seconds)
     return replace(
-        Answer.of_plan(problem, ours, method=METHOD, bound_ns=bound, seconds=answer.seconds),
-        message=f"{answer.method}'s choice of what is saved, as torch runs it.",
+        found,
+        message=f"{answer.method}'s choice of what is saved, as torch runs it: {_over(found, answer)}.",
     )
+
+
+def _over(found: Answer, free: Answer) -> str:
+    """What a plan by tags costs over the free one that it was made of."""
+    if not free.cost_ns or found.cost_ns is None:
+        return "there is no free plan to compare with"
+    return f"{100 * (found.cost_ns / free.cost_ns - 1):+.3g} % against that plan itself"
 
 
 def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str], whole_step: bool) -> None:

@@ -29,7 +29,7 @@ _MOVES, _CYCLES = 1 << 15, 24
 
 @dataclass(frozen=True)
 class TagOptions:
-    """The search's seed, and whether the free problem is solved first; else the plan is compared with nothing."""
+    """The search's seed, and whether the free problem is solved first; else there is no plan to compare with."""
 
     seed: int = 0
     free: bool = True
@@ -130,10 +130,11 @@ def _deliver(incumbent: Incumbent, search: TagSearch) -> None:
 def _note(incumbent: Incumbent, free: Incumbent | None) -> None:
     """Say what torch's way costs: over the best free plan that is known, and over what any plan costs."""
     cost = incumbent.cost_ns
+    at_least = f"no plan of any kind costs less than {incumbent.best_claim() / 1e6:.6g} ms"
     if free is None or free.cost_ns is None:
+        if cost is not None:
+            incumbent.note(f"As torch runs it; there is no free plan to compare with, and {at_least}.")
         return
-    least = incumbent.best_claim()
-    at_least = f"no plan of any kind costs less than {least / 1e6:.6g} ms"
     if cost is None:
         incumbent.note(f"A plan that torch cannot carry out by tags costs {free.cost_ns / 1e6:.6g} ms; {at_least}.")
         return

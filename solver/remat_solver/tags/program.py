@@ -54,7 +54,9 @@ class TagProgram:
         self.wrong: list[frozenset[int]] = []
         users = graph.users
         self.readers = [[q for q in users[v] if q in self.free] for v in range(graph.values)]
-        self.first_use, self.last_use, self.last_forward = [], [], []
+        self.first_use: list[int] = []
+        self.last_use: list[int] = []
+        self.last_forward: list[int] = []
         for value in range(graph.values):
             late = [user for user in users[value] if user >= self.boundary]
             self.last_use.append(max(late, default=ZERO))
