@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-solver demo wheel sbom audit-dependencies clean
+.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,9 @@ lint: $(STAMP)  ## style, types, which package may import which, and the workflo
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
+
+lint-tests: $(STAMP)  ## names, calls and returns in tests and benchmarks, by types
+	$(BIN)/mypy --config-file tests/mypy.ini tests benchmarks .ci/suites.py
 
 lint-solver: .venv-solver/.installed  ## style and types of the solver and its tests, in the environment without torch
 	.venv-solver/bin/ruff check .

@@ -87,6 +87,7 @@ CHANGE = (
     made("test-thorough", 2),
     made("test-standin", 2),
     made("lint"),
+    made("lint-tests"),
     made("docs"),
     release("2.11.0"),
     release("2.15.0"),

@@ -33,7 +33,7 @@ async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
 def main() -> None:
     """Run the scenarios named, or all but those of a cluster."""
     scenarios = {f.__name__: f for f in (hits, misses, identical, distinct, killed, scaling, cluster, depth)}
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scenario", nargs="*", choices=[*scenarios, []], default=[])
     parser.add_argument("--out", type=Path, help="append the tables to this file, as Markdown")
     parser.add_argument("--ops", type=int, nargs="+", default=[300, 3000, 30000])

@@ -108,7 +108,7 @@ def shrunken(config: type) -> Any:
     given |= {n: False for n in ("use_cache",) if n in known or n in inspect.signature(config).parameters}
     if isinstance(known.get("layer_types"), list):
         given["layer_types"] = known["layer_types"][:1]
-    return config(**{**given, **SPECIAL.get(config.model_type, {})})  # type: ignore[attr-defined]
+    return config(**{**given, **SPECIAL.get(config.model_type, {})})
 
 
 def architecture_samples() -> Iterator[Sample]:

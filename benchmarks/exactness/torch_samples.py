@@ -26,7 +26,7 @@ def databases() -> tuple[list[Any], list[Any]]:
     """`module_db` and `op_db`, which torch ships for its own tests."""
     # these import expecttest for a base class of tests, which nothing here runs
     stand_in = types.ModuleType("expecttest")
-    stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    stand_in.TestCase = unittest.TestCase
     sys.modules.setdefault("expecttest", stand_in)
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.common_modules import module_db

@@ -37,7 +37,7 @@ def vgg16(batch: int) -> Call:
     blocks, width = _convs(3, (2, 2, 3, 3, 3))
     hidden = 4096 // THINNER**2
     head = (nn.Linear(width * (SIDE // 32) ** 2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-    body = nn.Sequential(*(layer for block in blocks for layer in block), nn.Flatten(), *head)  # type: ignore[attr-defined]
+    body = nn.Sequential(*(layer for block in blocks for layer in block), nn.Flatten(), *head)
     return _classes(nn.Sequential(*body, nn.Linear(hidden, CLASSES)), batch)
 
 

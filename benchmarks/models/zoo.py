@@ -35,7 +35,7 @@ def build(name: str, size: str = "tiny") -> Subject:
     make, sizes = ARCHITECTURES[name]
     if size not in sizes:
         raise KeyError(f"{name} is there as {', '.join(sizes)}, not as {size}")
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     torch.manual_seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

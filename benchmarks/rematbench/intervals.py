@@ -156,7 +156,7 @@ def _solve(cp_model: Any, made: _Model, objective: Any, until: float, enough: in
 
 
 def _stop_at(cp_model: Any, enough: int) -> Any:
-    class StopAt(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+    class StopAt(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             if self.objective_value <= enough:
                 self.stop_search()

@@ -93,7 +93,7 @@ def _vision(kind: str, batch: int, side: int, **sizes: Any) -> Made:
 def gpt2_medium() -> Made:
     import transformers
 
-    config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False, loss_type="ForCausalLM")
+    config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False, loss_type="ForCausalLM")  # type: ignore[call-arg]
     return transformers.GPT2LMHeadModel(config).to(HALF), (), _tokens(8, 1024)
 
 
@@ -184,7 +184,7 @@ def deberta_base() -> Made:
 def modernbert_base() -> Made:
     import transformers
 
-    config = transformers.ModernBertConfig(reference_compile=False)
+    config = transformers.ModernBertConfig(reference_compile=False)  # type: ignore[call-arg]
     ids = _tokens(8, 1024)
     return transformers.ModernBertForMaskedLM(config).to(HALF), (), ids | {"attention_mask": torch.ones(8, 1024).long()}
 
@@ -193,7 +193,7 @@ def modernbert_base() -> Made:
 def t5_large() -> Made:
     import transformers
 
-    config = transformers.T5Config(
+    config = transformers.T5Config(  # type: ignore[call-arg]
         d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16, decoder_start_token_id=0, use_cache=False
     )
     return transformers.T5ForConditionalGeneration(config).to(HALF), (), _tokens(4, 512)
@@ -227,7 +227,7 @@ def whisper_small() -> Made:
 def ast_base() -> Made:
     import transformers
 
-    made = Classifier(transformers.ASTForAudioClassification(transformers.ASTConfig(num_labels=527)).to(HALF))
+    made = Classifier(transformers.ASTForAudioClassification(transformers.ASTConfig(num_labels=527)).to(HALF))  # type: ignore[call-arg]
     return made, (torch.zeros(8, 1024, 128, dtype=HALF), torch.zeros(8, dtype=torch.long))
 
 
@@ -284,7 +284,7 @@ def efficientnet_b4() -> Made:
 def segformer_b2() -> Made:
     import transformers
 
-    config = transformers.SegformerConfig(
+    config = transformers.SegformerConfig(  # type: ignore[call-arg]
         depths=[3, 4, 6, 3], hidden_sizes=[64, 128, 320, 512], decoder_hidden_size=768, num_labels=150
     )
     made = transformers.SegformerForSemanticSegmentation(config).to(HALF)
@@ -309,7 +309,7 @@ class Detector(nn.Module):
 def yolos_small() -> Made:
     import transformers
 
-    config = transformers.YolosConfig(
+    config = transformers.YolosConfig(  # type: ignore[call-arg]
         hidden_size=384, num_attention_heads=6, intermediate_size=1536, image_size=[512, 864], num_labels=91
     )
     made = Detector(transformers.YolosForObjectDetection(config).to(HALF))

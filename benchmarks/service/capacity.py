@@ -65,7 +65,7 @@ def cores_for(rate: float, service_s: float, most_wait_s: float) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=float, default=10_000, help="jobs a day, each a problem of its own")
     parser.add_argument("--hits", type=float, default=20, help="hits a job: ranks, restarts, sweeps")
     parser.add_argument("--burst", type=float, default=1_000, help="jobs in the fullest minute")

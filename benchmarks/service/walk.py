@@ -91,7 +91,7 @@ async def walks(folder: Path, ops: int) -> dict[str, tuple[Walk, dict[str, Any]]
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", type=int, default=300)
     parser.add_argument("--names", action="store_true", help="print the modules too")
     parser.add_argument("--out", type=Path, help="append the table to this file, as Markdown")

@@ -59,7 +59,7 @@ def walk(problem: Problem, seconds: float) -> Walk:
         solve(problem, time_limit_s=seconds)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return found
 
 

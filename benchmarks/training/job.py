@@ -65,7 +65,7 @@ class EightBit(torch.optim.Optimizer):
         super().__init__(params, {"lr": 1e-3})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Add the sign of a coarse momentum."""
         for group in self.param_groups:
             for p in group["params"]:
@@ -131,7 +131,7 @@ class Cycle:
         if self.setting.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
         if self.closing:
-            self.optimizer.step(self._closure)  # type: ignore[arg-type]
+            self.optimizer.step(self._closure)
         else:
             self.optimizer.step()
         if self.ema:
@@ -238,7 +238,7 @@ def trained(jobs: Sequence[Cycle], seed: int = 2) -> tuple[int, int, bool]:
     for job in jobs:
         torch.manual_seed(seed)
         if job.closing:  # it lets tensors of its state go, of which a later window would not know
-            passes_bytes = step_bytes = peak_memory(lambda job=job: job.several(LONG)).peak_bytes  # type: ignore[misc]
+            passes_bytes = step_bytes = peak_memory(lambda job=job: job.several(LONG)).peak_bytes
             continue
         for _ in range(CYCLES):  # the last one counts: what it lets go was seen to be made
             passes = peak_memory(job.passes)

@@ -24,6 +24,7 @@ from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
 from remat.compile.alone import capture
 from remat.planning.greedy import greedy_answer
+from remat.planning.options import SolveOptions
 from remat.planning.profiles import DiskProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling.fixed import resident
@@ -98,8 +99,8 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     problem = Problem(graph, floor + int(given.share * (plain - floor)))
     answers = {"greedy": phase("greedy", lambda: greedy_answer(problem, time_limit_s=60, max_gap=0.01))}
     if given.time_limit:
-        ask = LocalPlanner().plan
-        answers["auto"] = phase("auto", lambda: ask(problem, time_limit_s=given.time_limit, max_gap=0.001))
+        options = SolveOptions(time_limit_s=given.time_limit, max_gap=0.001)
+        answers["auto"] = phase("auto", lambda: LocalPlanner().plan(problem, options))
     for name, answer in answers.items():
         rows[name] |= {"budget": readable(problem.budget_bytes), "status": answer.status.value}
         if answer.plan is not None:

@@ -223,7 +223,7 @@ def table(summaries: Sequence[Summary]) -> str:
         chosen = [s for s in summaries if s.stages_run == how]
         body += [[s.model, s.size, how, *map(_share, s[3:])] for s in chosen]
         columns = zip(*(s[3:] for s in chosen), strict=True)
-        means = [None if None in column else statistics.mean(column) for column in columns]  # type: ignore[type-var]
+        means = [None if None in column else statistics.mean(column) for column in columns]
         body += [["mean", "", how, *map(_share, means)]] if chosen else []
     return markdown((*names, "spread"), body)
 
@@ -277,7 +277,7 @@ def read(path: Path) -> list[list[Row]]:
     kinds |= dict.fromkeys(("budget_bytes", "predicted_bytes", "measured_bytes"), int)
     with path.open(newline="") as file:
         for found in csv.DictReader(file):
-            row = Row(*(kinds[name](found[name]) if found[name] else None for name in Row._fields))  # type: ignore[arg-type]
+            row = Row(*(kinds[name](found[name]) if found[name] else None for name in Row._fields))
             group = groups.setdefault((row.model, row.size), [])
             if row.method == "plain":
                 group.clear()

@@ -83,7 +83,7 @@ def vit_h(batch: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     """ViT-H/14, images of 224 × 224."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=1280,
         num_hidden_layers=32,
         num_attention_heads=16,
@@ -122,7 +122,7 @@ def planned(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def row(name: str, found: dict[str, Any]) -> list[str]:
     """A model's row of the table."""
     seconds, (low, high) = found["seconds"], found["overhead_range"]
-    batch = MODELS[name].__defaults__[0]  # type: ignore[index]
+    batch = MODELS[name].__defaults__[0]
     return [
         name,
         str(batch),

@@ -37,7 +37,7 @@ def peak(module: nn.Module, call: object, *inputs: torch.Tensor) -> int:
         module.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        call(*inputs).backward()  # type: ignore[operator]
+        call(*inputs).backward()
     return int(torch.cuda.max_memory_allocated() - before)
 
 

@@ -27,8 +27,8 @@ class Block(nn.Module):
         q, k, v = self.into(self.one(x)).reshape(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
         x = x + self.out(y)
-        y: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.two(x))))
-        return y
+        z: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.two(x))))
+        return z
 
 
 def main() -> int:

@@ -144,7 +144,7 @@ def test_the_tables_of_captured_steps_add_up() -> None:
     from benchmarks.figures.captured_page import say_profiles, say_trained
 
     def strings(**more: object) -> dict[str, str]:
-        return {key: str(value) for key, value in row(**more).items()}  # type: ignore[arg-type]
+        return {key: str(value) for key, value in row(**more).items()}
 
     rows = [
         strings(method="auto", cost=1100, bound=1100, costs="measured", share=0.5),

@@ -74,7 +74,8 @@ def checked(graph: Graph, plan: Plan) -> tuple[int, int] | None:
 def verified(graph: Graph, plan: Plan) -> tuple[int, int] | None:
     """Cost and peak by the project's verifier, None where it refuses."""
     try:
-        return tuple(verify(Problem(graph, LARGE), plan))
+        cost, peak = verify(Problem(graph, LARGE), plan)
+        return cost, peak
     except InvalidPlan:
         return None
 

@@ -123,7 +123,7 @@ class Next(nn.Module):
         super().__init__()
         from transformers import ConvNextConfig, ConvNextForImageClassification
 
-        config = ConvNextConfig(num_stages=2, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10, image_size=64)
+        config = ConvNextConfig(num_stages=2, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10, image_size=64)  # type: ignore[call-arg]
         self.inner = ConvNextForImageClassification(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

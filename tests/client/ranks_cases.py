@@ -54,7 +54,7 @@ def ddp(**options: Any) -> dict[str, Any]:
         trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
         for m in (plain, planned)
     ]
-    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer
     return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -155,7 +155,7 @@ def at_once() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), steps=6),
         "planned": trained(planned, DistributedDataParallel(planned), steps=6),
     }
-    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -186,7 +186,7 @@ def own_plans() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
         "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
     }
-    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -200,7 +200,7 @@ def sharded_units() -> dict[str, Any]:
             fully_shard(block)
         fully_shard(model)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answers = [next(iter(plans_of(b).plans)).answer for b in planned]  # type: ignore[union-attr]
+    answers = [next(iter(plans_of(b).plans)).answer for b in planned]
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
 
 
@@ -253,7 +253,7 @@ def overlap() -> dict[str, Any]:
         def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             seen.append("reduce")
             work = dist.all_reduce(bucket.buffer(), async_op=True)
-            return work.get_future().then(lambda done: done.value()[0] / 2)  # type: ignore[union-attr]
+            return work.get_future().then(lambda done: done.value()[0] / 2)
 
         wrapped.register_comm_hook(None, reduce)
         for step in range(steps):
@@ -287,7 +287,7 @@ def on_accelerators_only() -> dict[str, Any]:
         allreduce = broadcast
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    dist.Backend.register_backend("silent", lambda *_: Silent(rank, size), devices=["cuda"])
+    dist.Backend.register_backend("silent", lambda *_: Silent(rank, size), devices=["cuda"])  # type: ignore[call-arg]
     group = dist.new_group(backend="silent")
     planner = planner_of("greedy", SolveOptions(ranks=group))
     assert isinstance(planner.coordinator, Ranks)

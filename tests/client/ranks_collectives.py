@@ -94,7 +94,7 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
     plans, peaks = plans_of(planned), []
     for _ in range(6):
         peaks.append(plans.peaks[made])
-        backend_of(planned).check.expect(made)  # type: ignore[union-attr]
+        backend_of(planned).check.expect(made)
         trained(planned, planned, steps=1)
     return {
         **found,
@@ -150,9 +150,9 @@ class Mixing(nn.Module):
         self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:  # type: ignore[attr-defined]
+        for layer in self.layers:
             x = layer(x * self.scale)
-        return (x * self.scale).square().mean().to_local()  # type: ignore[attr-defined]
+        return (x * self.scale).square().mean().to_local()
 
 
 class Coming:
@@ -190,7 +190,7 @@ def implicitly_replicated() -> dict[str, Any]:
             with implicit_replication():
                 loss = call(x)
             loss.backward()
-            grads = [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+            grads = [p.grad.full_tensor() for p in model.parameters()]
             return [loss.item(), *(number for g in grads for number in g.flatten().tolist())]
 
         taken = Taken()
@@ -276,7 +276,7 @@ def hidden_collective() -> dict[str, Any]:
         shutil.rmtree(Path(settings().cache_dir), ignore_errors=True)
     remat.enable(planned, budget=remat.Fraction(0.75), planner="greedy", mode="graph")
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer
     budget, x = remat.Fraction(0.6), torch.randn(8, WIDTH)
     taken = remat.enable(hiding(), budget=budget, planner="greedy", functional_ops=("remat_ranks::hidden",))
     return {
@@ -312,7 +312,7 @@ def pipeline() -> dict[str, Any]:
     plain, planned = blocks(2 + dist.get_rank()), blocks(2 + dist.get_rank())
     remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
     found = {"plain": scheduled(plain), "planned": scheduled(planned)}
-    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer
     return {**found, "overhead": answer.overhead, "digest": answer.digest}
 
 

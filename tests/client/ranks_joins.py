@@ -53,7 +53,7 @@ def join_in_ddp() -> dict[str, Any]:
     plain, planned = Plain(), Plain()
     inputs = [data(0, 256), data(1, 256)]
     joined = remat.optimize_chain(
-        [list(b) for b in planned.branches],  # type: ignore[call-overload]
+        [list(b) for b in planned.branches],
         inputs,
         head=planned.head,
         budget=remat.Fraction(0.7),

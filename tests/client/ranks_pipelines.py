@@ -210,7 +210,7 @@ def refused() -> dict[str, Any]:
 
 
 PIPELINE_CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    **{name: lambda name=name: pipelined(name) for name in SCHEDULES},  # type: ignore[misc]
+    **{name: lambda name=name: pipelined(name) for name in SCHEDULES},
     **{f"fitted {kind.__name__[8:]}": lambda kind=kind: fitted(kind.__name__[8:]) for kind in SCHEDULES.values()},
     **{f"largest {kind.__name__[8:]}": lambda kind=kind: largest(kind.__name__[8:]) for kind in SCHEDULES.values()},
     "pipelines_earlier": earlier,

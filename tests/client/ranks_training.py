@@ -53,7 +53,7 @@ def trained(
     for step in range(steps):
         torch.manual_seed(10 * step + dist.get_rank())
         alone = accumulate and step % 2 == 0
-        with call.no_sync() if alone else nullcontext():  # type: ignore[operator]
+        with call.no_sync() if alone else nullcontext():
             loss = call(data(step, rows, width)).square().mean()
             loss.backward()
         found.append(loss.item())
@@ -83,7 +83,7 @@ def unreduced() -> dict[str, Any]:
         fully_shard(block)
     fully_shard(model)
     whole = [sum(p.numel() * p.element_size() for p in block.parameters()) for block in model]
-    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    model.set_requires_gradient_sync(False)
     for step in range(2):
         model(data(step)).square().mean().backward()
     plans = [[p.step.fixed["gradients"] for p in plans_of(block).plans if p] for block in model]
@@ -134,7 +134,7 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
     host = traced_peak(step)
     planned.zero_grad()
     chosen = [next(iter(plans_of(unit).plans)) for unit in planned]
-    answers = [p.answer for p in chosen]  # type: ignore[union-attr]
+    answers = [p.answer for p in chosen]
     return {
         "plain": trained(plain, plain, rows=512),
         "planned": trained(planned, planned, rows=512),
@@ -145,7 +145,7 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
         "share": peak / needs,
         "over": peak - (whole.budget_bytes - whole.fixed_bytes),
         "sizes": [[size.peak, size.held] for size in whole.units.values()],
-        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],  # type: ignore[union-attr]
+        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],
     }
 
 

@@ -136,7 +136,7 @@ def test_a_step_starts_on_the_first_plan_of_a_solve_that_goes_on_for_others(serv
     client = ServicePlanner(served.url, timeouts=QUICK)
     other = service.answer_of(client.http.call(**service.submission(asked, options)))
     assert isinstance(planner, FallbackPlanner)
-    first = planner.planners[0].first_plan(asked, options)  # type: ignore[attr-defined]
+    first = planner.planners[0].first_plan(asked, options)
     verify(asked, first.plan, cost_ns=first.cost_ns)
     assert first.limit == "cancel"
     now = service.poll(client.http, str(other.id))

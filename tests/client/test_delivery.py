@@ -45,7 +45,7 @@ class Job:
         """Step, and free."""
         assert parameter.grad is not None
         self.seen.append(parameter.grad.norm())
-        self.own[parameter].step()  # type: ignore[index]
+        self.own[parameter].step()
         if self.frees:
             parameter.grad = None
 
@@ -93,7 +93,7 @@ def test_it_takes_no_more_than_plain_training_and_what_was_predicted(share: floa
     jobs, x, peaks = pair(lambda: Net(layers=6), share, name="SGD"), numbers(64, WIDTH), []
     for job in jobs:
         job.model(x).backward()
-        peaks.append(peak_memory(lambda job=job: job.model(x).backward()).peak_bytes)  # type: ignore[misc]
+        peaks.append(peak_memory(lambda job=job: job.model(x).backward()).peak_bytes)
     (plan,) = plans_of(jobs[1].model).plans
     assert plan is not None
     assert peaks[1] <= peaks[0]
@@ -137,7 +137,7 @@ def sum_of_two(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def earlier_one_waits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     waits = model(x.cos())
     loss = model(x)
-    loss.waits = waits  # type: ignore[attr-defined]
+    loss.waits = waits
     return loss
 
 
@@ -175,7 +175,7 @@ def test_ranks_average_before_hooks_see_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_compat, "active_ddp", lambda: jobs[1].model)
     order: list[int] = []
     for number, p in enumerate(jobs[1].model.parameters()):
-        p.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))  # type: ignore[misc]
+        p.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
     jobs[1].model(numbers(128, WIDTH)).backward()
     assert sorted(order) == list(range(len(order)))
 
@@ -212,7 +212,7 @@ def test_a_backward_pass_of_another_thread_begins_after_one_that_gives_gradients
             began.wait(30)
             time.sleep(0.2)  # the other pass is about to begin, or would have added its gradients by now
         assert parameter.grad is not None
-        totals[parameter] += parameter.grad  # type: ignore[index]
+        totals[parameter] += parameter.grad
         parameter.grad = None
 
     def other() -> None:

@@ -144,7 +144,7 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("a list", trains(budget=[1]), "'50%'"),
     ("negative", trains(budget=-1), "negative"),
     ("a percentage as a fraction", lambda: remat.Fraction(50), "from 0 to 1"),
-    ("a fraction in words", lambda: remat.Fraction("half"), "a number"),  # type: ignore[arg-type]
+    ("a fraction in words", lambda: remat.Fraction("half"), "a number"),
     ("a share of activations", lambda: remat.ActivationBytes("50%"), "'12GiB'"),
     ("a percentage in -f", lambda: budget_of(GRAPH, None, 50.0), "write --budget 50%"),
     ("a bare share in --budget", lambda: budget_of(GRAPH, "0.5", None), "write '50%'"),
@@ -178,7 +178,7 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("keywords in a list", lambda: remat.optimize(nn.Linear(4, 4), (X,), [X], budget="1GiB"), "a dict"),
     ("an argument twice", lambda: remat.optimize(nn.Linear(4, 4), {"x": X}, {"x": X}, budget="1GiB"), "twice"),
     ("a class in place of a module", lambda: remat.optimize(nn.Linear, (X,), budget="1GiB"), "write Linear(…)"),
-    ("a function", lambda: remat.enable(len, budget="1GiB"), "torch.nn.Module"),  # type: ignore[type-var]
+    ("a function", lambda: remat.enable(len, budget="1GiB"), "torch.nn.Module"),
     ("gradients off", without_gradients, "outside of torch.no_grad()"),
     ("nothing to explain", lambda: remat.explain(nn.Linear(4, 4)), "a budget"),
     ("enabled, and no step yet", lambda: remat.explain(enabled()), "remat.explain(model, x)"),
@@ -262,7 +262,7 @@ def test_the_picture_of_an_answer_has_the_curves_of_both_replays(monkeypatch: py
     with pytest.raises(InvalidData, match="the answer has no plan"):
         replace(answer, plan=None).plot(problem)
     with pytest.raises(InvalidData, match=r"plot\(problem\)"):
-        answer.plot(graph)  # type: ignore[arg-type]
+        answer.plot(graph)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InvalidData, match=r"install remat\[plot\]"):
         answer.plot(problem)

@@ -157,7 +157,7 @@ def test_a_copied_configuration_holds_the_same_partitioner() -> None:
     def partition(*_: Any, **__: Any) -> Any:
         raise AssertionError("not called")
 
-    one = Partitioner(partition, "key")
+    one = Partitioner(partition, "key")  # type: ignore[call-arg]
     assert copy.deepcopy({"custom_partitioner_fn": one})["custom_partitioner_fn"] is one
     assert one.uuid() == "key"
 
@@ -317,7 +317,7 @@ def test_a_plan_over_the_budget_is_replanned() -> None:
     (carried,) = backend.carried
     assert carried.predicted_bytes <= carried.budget_bytes
     assert len(asked) == len(carried.tries) > 1
-    needs = [sum(p.subject.op_workspace_bytes) - p.budget_bytes for p in asked]  # type: ignore[union-attr]
+    needs = [sum(p.subject.op_workspace_bytes) - p.budget_bytes for p in asked]
     for (_, came_to), now, then in zip(carried.tries, needs, needs[1:], strict=False):
         if came_to is not None and came_to > carried.budget_bytes:
             assert then > now

@@ -27,7 +27,7 @@ class EightBit(torch.optim.Optimizer):
         super().__init__(params, {"lr": 1e-3})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
@@ -90,7 +90,7 @@ def test_a_step_that_reads_its_numbers_runs_on_small_parameters() -> None:
 
 def test_a_step_that_asks_its_tensors_is_extended_to_the_true_size() -> None:
     class Asking(EightBit):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
                 if (group["params"][0].grad.abs().max() > 0).item():
                     super().step()
@@ -103,7 +103,7 @@ def test_a_step_that_asks_its_tensors_is_extended_to_the_true_size() -> None:
 
 def test_what_cannot_be_found_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             raise ValueError("no step today")
 
     assert update_memory(Broken(Mlp(8).parameters())) == (0, 0, 0)

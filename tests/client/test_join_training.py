@@ -58,7 +58,7 @@ class Wide(nn.Module):
         self.inner = nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 8, 1), nn.Tanh())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)  # type: ignore[no-any-return]
+        return self.inner(x)
 
 
 def heterogeneous(branches: int) -> tuple[Branches, nn.Module]:
@@ -87,10 +87,10 @@ class Plain(nn.Module):
         ends = []
         for branch, x in zip(self.branches, xs, strict=True):
             y = x
-            for stage in branch:  # type: ignore[attr-defined]
+            for stage in branch:
                 y = stage(y)
             ends.append(y)
-        return self.head(*ends)  # type: ignore[no-any-return]
+        return self.head(*ends)
 
 
 def inputs(branches: int) -> list[torch.Tensor]:
@@ -99,8 +99,8 @@ def inputs(branches: int) -> list[torch.Tensor]:
 
 def check(planned: JoinedModule, reference: Plain, xs: list[torch.Tensor]) -> None:
     """The same loss, gradients, buffers, random state and number of hook calls, in a first and in a second step."""
-    expected = outcome(reference, lambda x: reference(*xs), xs[0])  # type: ignore[arg-type]
-    found = outcome(planned, lambda x: planned(*xs), xs[0])  # type: ignore[arg-type]
+    expected = outcome(reference, lambda x: reference(*xs), xs[0])
+    found = outcome(planned, lambda x: planned(*xs), xs[0])
     assert measure.differences(expected[0], found[0]) == []
     assert found[1] == expected[1]
     measured = measure.peak_memory(lambda: planned(*xs).backward()).peak_bytes
@@ -123,7 +123,7 @@ def test_branches_train_exactly_within_the_budget(name: str, method: str) -> Non
     make, branches = CASES[name]
     whole, xs = Plain(*make(branches)), inputs(branches)
     reference = copy.deepcopy(whole)
-    lists = [list(branch) for branch in whole.branches]  # type: ignore[arg-type]
+    lists = [list(branch) for branch in whole.branches]
     planned = remat.optimize_chain(
         lists, xs, head=whole.head, budget=remat.Fraction(0.6), planner="local", method=method, time_limit_s=1
     )
@@ -147,7 +147,7 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
 
     for order in ([1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]):
         reference, fresh = (copy.deepcopy(Plain(towers, Head())) for _ in range(2))
-        lists = [list(branch) for branch in fresh.branches]  # type: ignore[arg-type]
+        lists = [list(branch) for branch in fresh.branches]
         profiled = join_of(lists, fresh.head, xs)
         problem = Problem(profiled.graph(order), 2**50)
         answer = LocalPlanner().plan(problem, SolveOptions(method="checkpoint-all"))
@@ -156,12 +156,12 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
         for module in (reference, planned):
             for x in xs:
                 x.grad = None
-            made = outcome(module, lambda _, module=module: module(*xs), xs[0])  # type: ignore[misc]
+            made = outcome(module, lambda _, module=module: module(*xs), xs[0])
             found.append((made, [x.grad for x in xs]))
         assert measure.differences(found[0][0][0], found[1][0][0]) == []
         assert found[0][0][1] == found[1][0][1]
         for mine, theirs in zip(found[0][1], found[1][1], strict=True):
-            assert torch.equal(mine, theirs)  # type: ignore[arg-type]
+            assert torch.equal(mine, theirs)
         with torch.no_grad():
             assert torch.isfinite(planned(*xs))
 

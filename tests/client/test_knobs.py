@@ -181,7 +181,7 @@ def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCapture
 
 def test_a_bare_share_is_refused() -> None:
     with pytest.raises(remat.RematError, match="50%"):
-        remat.checkpoint_contexts(block(), X, held=0.5)  # type: ignore[arg-type]
+        remat.checkpoint_contexts(block(), X, held=0.5)
 
 
 class Model(nn.Module):

@@ -56,7 +56,7 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
     module, x = recurrent(), numbers(8, 12, 16)
     plain = copy.deepcopy(module)
     with caplog.at_level(logging.INFO, "remat"):
-        trained = remat.optimize(module, (x,), budget=remat.Fraction(0.6), planner="greedy", mode=mode)  # type: ignore[arg-type]
+        trained = remat.optimize(module, (x,), budget=remat.Fraction(0.6), planner="greedy", mode=mode)
     assert ("the stages run as a chain" in caplog.text) == (mode == "auto")
     (chain,) = remat.plans_of(trained).chains
     assert remat.plans_of(trained).plans == ()
@@ -199,4 +199,4 @@ def test_what_no_mode_trains_is_refused_by_name() -> None:
     with pytest.raises(CaptureError, match=r"takes an nn\.Sequential and one tensor, not a Sequential and 1"):
         remat.optimize(recurrent(), (x,), budget="100%", planner="greedy", mode="chain", on_failure="raise")
     with pytest.raises(InvalidData, match="mode is one of 'auto'"):
-        remat.optimize(Mlp(16), (numbers(4, 16),), budget="1GiB", mode="best")  # type: ignore[arg-type]
+        remat.optimize(Mlp(16), (numbers(4, 16),), budget="1GiB", mode="best")

@@ -326,7 +326,7 @@ def test_a_plan_method_that_cannot_be_asked_is_refused() -> None:
             raise AssertionError
 
     with pytest.raises(InvalidData, match=r"the method `plan` of Old must take \(problem, options, \*, on_progress\)"):
-        planner_for(Old())  # type: ignore[arg-type]
+        planner_for(Old())
 
 
 def test_alone_nothing_is_said_between_processes() -> None:

@@ -59,14 +59,11 @@ def schedule(name: str, micros: int = 4) -> Any:
 def test_what_is_held_is_what_a_naive_run_of_the_actions_holds(fake_ranks: None, name: str, micros: int) -> None:
     """Micro-batches as sets, filled and emptied one action after the other."""
     ranks, halved = actions_of(schedule(name, micros)), in_halves(schedule(name, micros))
-    assert (
-        sorted(run for runs in ranks for run in runs)
-        == sorted(
-            Run(kind, stage, micro)  # type: ignore[arg-type]
-            for kind in ("forward", "backward", "weight")
-            for stage in range(2 if name in NAMES[:2] else 4)
-            for micro in range(micros)
-        )
+    assert sorted(run for runs in ranks for run in runs) == sorted(
+        Run(kind, stage, micro)
+        for kind in ("forward", "backward", "weight")
+        for stage in range(2 if name in NAMES[:2] else 4)
+        for micro in range(micros)
     )
     assert halved == (frozenset(range(4)) if "Zero" in name else frozenset())
     for runs in ranks:

@@ -102,7 +102,7 @@ def test_a_plan_that_keeps_more_on_the_host_than_it_may_is_refused_by_that(tmp_p
 )
 def test_another_step_is_refused_by_the_op_that_differs(saved: Path, other: object, named: str) -> None:
     with pytest.raises(remat.PlanMismatch, match=named):
-        remat.optimize(other(), X, plan=saved, budget="90%", planner="greedy")  # type: ignore[operator]
+        remat.optimize(other(), X, plan=saved, budget="90%", planner="greedy")
 
 
 def test_a_later_call_that_is_another_step_is_planned_with_a_warning(
@@ -119,7 +119,7 @@ def test_a_file_that_is_none_is_refused_before_capture(saved: Path, tmp_path: Pa
     with pytest.raises(InvalidData, match="cannot be read: No such file"):
         remat.optimize(model, X, plan=tmp_path / "no.json")
     with pytest.raises(InvalidData, match="path of a plan file"):
-        remat.enable(model, plan=3)  # type: ignore[arg-type]
+        remat.enable(model, plan=3)
     with pytest.raises(InvalidData, match="a budget is needed"):
         remat.optimize(model, X)
     with pytest.raises(InvalidData, match="mode='chain'"):

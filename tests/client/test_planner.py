@@ -271,7 +271,7 @@ def test_a_method_asked_for_by_name_is_not_swapped_for_another(here: Settings, n
 )
 def test_limits_out_of_range_are_refused(limits: dict[str, float], here: Settings) -> None:
     with pytest.raises(InvalidData, match=next(iter(limits))):
-        planner_for("greedy", given=here).plan(PROBLEM, SolveOptions(**limits))  # type: ignore[arg-type]
+        planner_for("greedy", given=here).plan(PROBLEM, SolveOptions(**limits))
 
 
 def test_past_its_time_a_solve_is_cancelled_and_its_best_plan_taken(here: Settings, no_solver: None) -> None:

@@ -289,7 +289,7 @@ class Coupled(torch.optim.SGD):
     """Divides by the norm of all gradients."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             norm = sum(p.grad.square().sum() for p in group["params"] if p.grad is not None) ** 0.5
             for p in group["params"]:
@@ -300,7 +300,7 @@ class Coupled(torch.optim.SGD):
 class Counting(torch.optim.SGD):
     """Counts its steps in its groups."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             group["steps"] = group.get("steps", 0) + 1
         super().step()

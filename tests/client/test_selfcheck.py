@@ -27,7 +27,7 @@ def trained_by(change: Callable[[Planned], Planned] = lambda made: made, **optio
     """A module that runs by a plan, or by what is made of it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy", **options)  # type: ignore[arg-type]
+    made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy", **options)
     (found,) = backend_of(made).trained
     found.use(change(found.planned))
     return made
@@ -43,7 +43,7 @@ def test_the_first_step_is_measured_and_the_second_is_not(caplog: pytest.LogCapt
     assert peak.predicted_bytes == planned.activation_bytes
     assert peak.measured_bytes == pytest.approx(peak.predicted_bytes, rel=0.01)
     assert caplog.text.count("the first step peaked at") == 1
-    assert not backend_of(trained).check.due  # type: ignore[union-attr]
+    assert not backend_of(trained).check.due
     assert "first step: peak" in remat.explain(trained)
 
 

@@ -98,7 +98,7 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
 @pytest.mark.thorough
 def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
     planner, x = OnDemand(), numbers(512, 64)
-    planner.asked.append(None)  # type: ignore[arg-type]
+    planner.asked.append(None)
     module = Net()
     original = copy.deepcopy(module)
     trained = remat.optimize(module, (x,), budget=remat.Fraction(0.7), planner=planner, wait=False)

@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
 def as_before() -> Any:
     forward = Part.forward
     yield
-    Part.forward = forward  # type: ignore[method-assign]
+    Part.forward = forward
     GLOBAL.update(scale=1.0)
     OUTSIDE.copy_(torch.linspace(0.5, 1.5, 16))
     nn.modules.module._global_forward_hooks.clear()

@@ -233,7 +233,7 @@ def test_options_are_checked_at_the_call() -> None:
     with pytest.raises(remat.RematError, match="no option tim"):
         TagPass("50%", tim=3)  # type: ignore[call-arg]
     with pytest.raises(remat.RematError, match="budget"):
-        TagPartitioner(0.5)  # type: ignore[arg-type]
+        TagPartitioner(0.5)
 
 
 @pytest.mark.thorough

@@ -31,7 +31,7 @@ TOKENS = torch.randint(0, 50, (16, 8), generator=torch.Generator().manual_seed(0
 ROWS = [{"input_ids": row, "labels": row} for row in TOKENS]
 
 
-class Stops(TrainerCallback):  # type: ignore[misc]
+class Stops(TrainerCallback):
     """Raises once, at the second step, when the model is running by a plan."""
 
     def __init__(self, error: BaseException) -> None:
@@ -47,7 +47,7 @@ class Stops(TrainerCallback):  # type: ignore[misc]
 def trainer(tmp_path: Path, model: nn.Module, *callbacks: Any, **settings: Any) -> Trainer:
     given = {"max_steps": 2, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True, "save_strategy": "no"}
     arguments = TrainingArguments(str(tmp_path), **{**given, **settings})
-    return Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))  # type: ignore[arg-type]
+    return Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))
 
 
 def planning() -> RematCallback:
@@ -223,7 +223,7 @@ def with_tiled_head(model: Any) -> Any:
     return model
 
 
-class WithTiledHead(Trainer):  # type: ignore[misc]
+class WithTiledHead(Trainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         return model(**inputs, fused_lm_head=True)["loss"]
 
@@ -234,10 +234,10 @@ def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dic
     small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
     weights = []
     look = Stops(RuntimeError())
-    look.on_step_end = lambda args, state, control, **given: look.planned.append(  # type: ignore[attr-defined]
+    look.on_step_end = lambda args, state, control, **given: look.planned.append(
         len(plans_of(given["model"].model).plans)
     )
-    look.planned = []  # type: ignore[attr-defined]
+    look.planned = []
     for added in ([], [RematCallback("100%", planner="greedy", **callbacks), look]):
         torch.manual_seed(0)
         model = with_tiled_head(LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2)))
@@ -247,7 +247,7 @@ def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dic
         weights.append([p.detach().clone() for p in model.parameters()])
         assert "forward" not in vars(model.model)
     assert all(map(torch.equal, *weights))
-    assert look.planned == [1, 1]  # type: ignore[attr-defined]
+    assert look.planned == [1, 1]
 
 
 @pytest.mark.thorough
@@ -258,7 +258,7 @@ def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
             self.trunk, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(50, 8))
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()  # type: ignore[no-untyped-call]
+            return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()
 
     model, x, labels = Whole(), torch.ones(4, 8), torch.arange(4)
     remat.enable(model.trunk, budget="100%", planner="greedy")

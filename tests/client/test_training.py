@@ -179,10 +179,10 @@ def test_budgets_count_the_fixed_bytes_once() -> None:
     assert readable(3 * 2**20) == "3 MiB"
     for wrong in (2.5, None, True, ["1GiB"]):
         with pytest.raises(InvalidData):
-            budget_bytes(wrong, graph)  # type: ignore[arg-type]
+            budget_bytes(wrong, graph)
     for fraction in (-0.1, 1.5, "half"):
         with pytest.raises(InvalidData):
-            remat.Fraction(fraction)  # type: ignore[arg-type]
+            remat.Fraction(fraction)
 
 
 def test_optimizer_state_is_counted_before_it_exists() -> None:

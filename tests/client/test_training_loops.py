@@ -51,7 +51,7 @@ def of(forward: Callable[..., Any], **attributes: Callable[[], Any]) -> Callable
                 for name, value in attributes.items():
                     setattr(self, name, value())
 
-        Made.forward = forward  # type: ignore[assignment]
+        Made.forward = forward
         return Made()
 
     return make
@@ -59,7 +59,7 @@ def of(forward: Callable[..., Any], **attributes: Callable[[], Any]) -> Callable
 
 def train(run: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     loss: torch.Tensor = run(*(args if args or kwargs else (numbers(),)), **kwargs).square().sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

@@ -57,7 +57,7 @@ def as_predicted(module: nn.Module, *args: Any, **kwargs: Any) -> int:
     module.zero_grad()
     run = measure.forward_backward(module, args, kwargs)
     device, host = max(measure.peak_memory(run).peak_bytes for _ in range(5)), traced_peak(run)
-    predicted = host_peak(planned.step.graph, planned.answer.plan)  # type: ignore[arg-type]
+    predicted = host_peak(planned.step.graph, planned.answer.plan)
     assert device == pytest.approx(planned.activation_bytes, rel=0.03)
     assert host == pytest.approx(predicted, rel=0.05)
     return predicted
@@ -89,7 +89,7 @@ def test_a_backend_of_torch_compile() -> None:
     device, host = max(measure.peak_memory(run).peak_bytes for _ in range(5)), traced_peak(run)
     assert answer.peak_bytes is not None
     assert 0.9 * (answer.peak_bytes - graph.fixed_bytes) < device <= answer.peak_bytes - graph.fixed_bytes
-    assert host == pytest.approx(host_peak(graph, answer.plan), rel=0.05)  # type: ignore[arg-type]
+    assert host == pytest.approx(host_peak(graph, answer.plan), rel=0.05)
     assert host > 2**20
 
 
@@ -105,7 +105,7 @@ def test_the_trainer_of_lightning(tmp_path: Path) -> None:
             self.model = Model()
 
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-            return self.model(batch[0])  # type: ignore[no-any-return]
+            return self.model(batch[0])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -141,7 +141,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     tokens = torch.randint(0, 50, (16, 64), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": row, "labels": row} for row in tokens]
 
-    class Look(TrainerCallback):  # type: ignore[misc]
+    class Look(TrainerCallback):
         moved = 0
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -156,7 +156,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
         given = TrainingArguments(
             str(tmp_path), max_steps=2, per_device_train_batch_size=8, report_to=[], use_cpu=True, save_strategy="no"
         )
-        Trainer(model, given, train_dataset=rows, callbacks=callbacks).train()  # type: ignore[arg-type]
+        Trainer(model, given, train_dataset=rows, callbacks=callbacks).train()
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *weights))
     assert look.moved > 2**20

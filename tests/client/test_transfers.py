@@ -112,7 +112,7 @@ def test_optimize_enable_and_backend_train_by_plans_with_a_link() -> None:
     backend = remat.backend("100%", planner=Mover(1), link="pcie4")
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     assert all(map(torch.equal, plain, trained(model, compiled)))
-    assert any(isinstance(step, Offload) for step in backend.answers[0].plan.steps)  # type: ignore[union-attr]
+    assert any(isinstance(step, Offload) for step in backend.answers[0].plan.steps)
     remat.enable(model, budget="100%", planner=Mover(2), link="measured", host_bytes="1GiB")
     assert all(map(torch.equal, plain, trained(model, model)))
     remat.disable(model)
@@ -124,7 +124,7 @@ def test_the_host_holds_what_the_replay_says_and_lets_go_of_it() -> None:
     made = remat.optimize(copy.deepcopy(model), (x,), budget="100%", planner=Mover(), link=LINK, self_check=False)
     (planned,) = remat.plans_of(made).plans
     assert planned is not None
-    predicted = host_peak(planned.step.graph, planned.answer.plan)  # type: ignore[arg-type]
+    predicted = host_peak(planned.step.graph, planned.answer.plan)
     assert predicted > 2**20
     squares(made(x)).backward()
     tracemalloc.start()
@@ -171,7 +171,7 @@ class Failing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.remat_tests.may_fail(x, False)  # type: ignore[no-any-return]
+        return torch.ops.remat_tests.may_fail(x, False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -192,7 +192,7 @@ def _(x: torch.Tensor, late: bool) -> torch.Tensor:
 
 class Fails(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Failing.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+        return Failing.apply(x)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -229,7 +229,7 @@ def test_links_that_cannot_be_meant_are_refused() -> None:
         ({"link": "pcie4", "mode": "chain"}, "optimize_chain"),
     ):
         with pytest.raises(InvalidData, match=says):
-            remat.optimize(model, (x,), budget="100%", **given)  # type: ignore[arg-type]
+            remat.optimize(model, (x,), budget="100%", **given)
     with pytest.raises(InvalidData, match="inner='eager'"):
         remat.backend("50%", inner="inductor", link="pcie4")
 
@@ -271,6 +271,6 @@ def test_units_of_a_model_move_their_values() -> None:
     assert found.measured_bytes <= found.budget_bytes
     assert found.solves
     plans = [planned for block in model.blocks for planned in plans_of(block).plans if planned is not None]
-    assert any(isinstance(step, Offload) for planned in plans for step in planned.answer.plan.steps)  # type: ignore[union-attr]
+    assert any(isinstance(step, Offload) for planned in plans for step in planned.answer.plan.steps)
     one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
     assert measure.differences(one, other) == []

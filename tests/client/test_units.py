@@ -173,7 +173,7 @@ def test_a_budget_that_no_choice_fits_names_one_that_does() -> None:
     x, model = numbers(256, 32), Model(2)
     with pytest.raises(remat.BudgetTooSmall, match="is enough") as caught:
         optimize_units(model, model.blocks, (x,), budget=remat.ActivationBytes(1000), planner="greedy")
-    least = re.search(r"; ([0-9.]+ [KM]iB) is enough", str(caught.value))[1]  # type: ignore[index]
+    least = re.search(r"; ([0-9.]+ [KM]iB) is enough", str(caught.value))[1]
     with pytest.raises(RuntimeError, match="not enabled"):
         plans_of(model.blocks[0])
     found = optimize_units(model, model.blocks, (x,), budget=least, planner="greedy")
@@ -208,7 +208,7 @@ def test_what_cannot_be_units_is_said() -> None:
     with pytest.raises(InvalidData, match="no units"):
         optimize()
     with pytest.raises(InvalidData, match=r"blocks.0.wide is a part of blocks.0"):
-        optimize(model.blocks[0], model.blocks[0].wide)  # type: ignore[arg-type]
+        optimize(model.blocks[0], model.blocks[0].wide)
     twice = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), Summed())
     twice = nn.Sequential(twice[0], twice[0], twice[2])
     with pytest.raises(CaptureError, match="0 runs twice in one step"):
@@ -253,10 +253,10 @@ def test_blocks_of_a_transformer_share_one_budget() -> None:
         return found
 
     budget = peak(plain) // 2
-    blocks = planned.transformer.h  # type: ignore[union-attr]
+    blocks = planned.transformer.h
     found = optimize_units(
         planned,
-        blocks,  # type: ignore[arg-type]
+        blocks,
         (),
         batch,
         budget=remat.ActivationBytes(budget),

@@ -29,7 +29,7 @@ class Again:
     """A planner whose plans compute before each op of the backward pass all that it needs anew."""
 
     def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
-        return Answer.of_plan(problem, everything_again(SimpleNamespace(graph=problem.graph)), method="again")  # type: ignore[arg-type]
+        return Answer.of_plan(problem, everything_again(SimpleNamespace(graph=problem.graph)), method="again")
 
 
 @pytest.fixture(autouse=True)

@@ -239,11 +239,11 @@ def transfers(device: torch.device, elements: int, side: int) -> Samples:
     sent = [digest(torch.randn(elements, device=device)) for _ in range(4)]
     back = journey()
     kept = StreamLink.wait, UnderWay.__del__
-    StreamLink.wait, UnderWay.__del__ = lambda *_: None, lambda *_: None  # type: ignore[assignment,method-assign]
+    StreamLink.wait, UnderWay.__del__ = lambda *_: None, lambda *_: None
     try:
         broken = journey()
     finally:
-        StreamLink.wait, UnderWay.__del__ = kept  # type: ignore[method-assign]
+        StreamLink.wait, UnderWay.__del__ = kept
     return {"sent": sent, "back": back, "broken": broken}
 
 

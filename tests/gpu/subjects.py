@@ -71,7 +71,7 @@ class Convolutions(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()  # type: ignore[no-any-return]
+        return self.layers(x).square().mean()
 
 
 class Recurrent(nn.Module):
@@ -82,7 +82,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(size.width // 4, size.width // 4, num_layers=2, dropout=0.3, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lstm(x)[0].square().mean()  # type: ignore[no-any-return]
+        return self.lstm(x)[0].square().mean()
 
 
 class Normalized(nn.Module):
@@ -93,7 +93,7 @@ class Normalized(nn.Module):
         self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)) for _ in range(4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()  # type: ignore[no-any-return]
+        return self.layers(x).square().mean()
 
 
 Subject = tuple[nn.Module, tuple[torch.Tensor, ...]]

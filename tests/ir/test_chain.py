@@ -224,7 +224,7 @@ def test_a_run_without_a_tape_has_a_workspace_of_its_own() -> None:
 
 
 def test_the_column_is_left_out_where_it_says_nothing() -> None:
-    same = replace(CHAIN, untaped_workspace_bytes=list(CHAIN.forward_workspace_bytes))  # type: ignore[arg-type]
+    same = replace(CHAIN, untaped_workspace_bytes=list(CHAIN.forward_workspace_bytes))
     assert same == CHAIN
     assert "untaped_workspace_bytes" not in same.to_json()
     assert Chain.from_json(CHAIN.to_json() | {"untaped_workspace_bytes": None}) == CHAIN

@@ -47,7 +47,7 @@ def rivals(graph: Graph, sequence: list[int]) -> list[Plan]:
     for i, step in enumerate(base.steps):
         if isinstance(step, Free):
             later = next((j for j in range(i + 1, len(base.steps)) if isinstance(base.steps[j], Compute)), None)
-            if later is not None and graph.value_op[step.value] != base.steps[later].op:  # type: ignore[union-attr]
+            if later is not None and graph.value_op[step.value] != base.steps[later].op:
                 steps = [*base.steps[:i], *base.steps[i + 1 : later + 1], step, *base.steps[later + 1 :]]
                 found.append(Plan(tuple(steps)))
         if isinstance(step, Compute) and step.kept is not None:

@@ -69,7 +69,7 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(30)
-        self.process.stdout.close()  # type: ignore[union-attr]
+        self.process.stdout.close()
         self.log.close()
         return code
 
@@ -123,7 +123,7 @@ class Worker:
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(30)
-        self.process.stdout.close()  # type: ignore[union-attr]
+        self.process.stdout.close()
         self._log.close()
         return code
 

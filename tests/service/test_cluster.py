@@ -81,7 +81,7 @@ class Workers:
 
 def _ask(url: str, query: str, *values: object) -> list[Any]:
     with psycopg.connect(url, autocommit=True) as connection:
-        found = connection.execute(query, values)  # type: ignore[arg-type]
+        found = connection.execute(query, values)
         return found.fetchall() if found.description else []
 
 
@@ -175,7 +175,7 @@ async def _held_open(url: str, seconds: float, problem: Problem) -> str:
         await asyncio.sleep(seconds)
         return found
 
-    context.queue.put = slow  # type: ignore[method-assign]
+    context.queue.put = slow
     async with context.database.write() as connection:
         caller = await default_caller(connection)
     request_id = await Submission(context, caller, Ask(problem, time_limit_s=5, method="checkpoint-all")).submit()

@@ -54,7 +54,7 @@ def test_commands_exist() -> None:
     """serve and worker are commands, and the options given to them are theirs."""
     import typer.main
 
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = typer.main.get_command(app).commands
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     named = [compose["services"]["worker"]["command"]]
     for document in _manifests():
@@ -124,7 +124,7 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     finally:
         server.terminate()
         server.wait(20)
-        server.stdout.close()  # type: ignore[union-attr]
+        server.stdout.close()
     assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode
 
 

@@ -23,7 +23,7 @@ async def test_statements_and_locks_time_out_on_postgresql() -> None:
     with postgres() as url:
         settings = Settings(database_url=SecretStr(url), statement_timeout_s=0.5, lock_timeout_s=0.2, database_pool=3)
         database = Database(url, settings=settings)
-        assert database.engine.pool.size() == 3  # type: ignore[attr-defined]
+        assert database.engine.pool.size() == 3
         try:
             async with database.write() as connection:
                 await connection.execute(text("CREATE TABLE held (id int)"))

@@ -138,7 +138,7 @@ def test_worker_killed(deployed: Deployment) -> None:
     deployed.kill_worker()
     eventually(lambda: deployed.server.get(posted["id"], 0)[1]["status"] == "running", 30)
     assert deployed.server.get(posted["id"], 0)[1]["cost_ns"] <= cost
-    assert checked(problem, _cancel(deployed.server, posted)).cost_ns <= cost  # type: ignore[operator]
+    assert checked(problem, _cancel(deployed.server, posted)).cost_ns <= cost
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ def _outcome(**answer: object) -> Outcome:
     net = Problem(training_graph(3), 10_000)
     outcome = Outcome(net, "auto", "d", 0)
     if answer:
-        outcome.ended(Answer(method="auto", budget_bytes=10_000, **answer).to_json(), None)  # type: ignore[arg-type]
+        outcome.ended(Answer(method="auto", budget_bytes=10_000, **answer).to_json(), None)
     return outcome
 
 

@@ -105,7 +105,7 @@ def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tm
     finally:
         server.terminate()
         server.wait(30)
-        server.stdout.close()  # type: ignore[union-attr]
+        server.stdout.close()
     assert "compil" not in log.read_text()
     assert len(before) > 20
     assert _files(compiled) == before

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from service.serving import checked, hard_graph, serving
 
 
 @pytest.fixture
-def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The source of a method, in a copy of the solver that a service runs."""
     for package in (remat_solver, remat_ir):
         folder = Path(package.__file__).parent

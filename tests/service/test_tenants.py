@@ -245,7 +245,7 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
     graph = training_graph(16)
     problem, hopeless = Problem(graph, plain_peak(graph)), Problem(graph, 1)
     retry = {"json": {"problem": problem.to_json()}, "headers": {"Prefer": "wait=20", "Idempotency-Key": "again"}}
-    ids = [tenant.http.post("/v1/solves", **retry).json()["id"]]  # type: ignore[arg-type]
+    ids = [tenant.http.post("/v1/solves", **retry).json()["id"]]
     ids += [tenant.post(asked).json()["id"] for asked in (problem, problem, hopeless)]
     sweep = {"graph": graph.to_json(), "budgets_bytes": [plain_peak(graph)]}
     group = tenant.http.post("/v1/sweeps", json=sweep, headers={"Prefer": "wait=20"}).json()["id"]
@@ -259,7 +259,7 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
     time.sleep(2.2)
     assert [tenant.http.get(page).status_code for page in pages] == [404] * len(pages)
     assert tenant.http.get("/v1/solves").json()["solves"] == []
-    again = [tenant.http.post("/v1/solves", **retry).json() for _ in range(2)]  # type: ignore[arg-type]
+    again = [tenant.http.post("/v1/solves", **retry).json() for _ in range(2)]
     assert again[0]["id"] == again[1]["id"] not in ids
     assert again[0]["cache"] == "miss"
     assert tenant.http.get(f"/v1/solves/{again[0]['id']}").status_code == 200
@@ -374,7 +374,7 @@ def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
 
         def report(member: int, cost_ns: int, workspace_bytes: int = 0) -> list[int]:
             body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}
-            return members[member].http.post("/v1/profiles", json=body).json()["profiles"]["s"]  # type: ignore[no-any-return]
+            return members[member].http.post("/v1/profiles", json=body).json()["profiles"]["s"]
 
         assert report(0, 0) == [0, 0]
         assert report(1, 1000, 64) == [0, 0]

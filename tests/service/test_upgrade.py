@@ -76,7 +76,7 @@ def _problem(i: int) -> Problem:
 
 def _rows(url: str, query: str) -> list[tuple[object, ...]]:
     with psycopg.connect(url) as connection:
-        return connection.execute(query).fetchall()  # type: ignore[arg-type]
+        return connection.execute(query).fetchall()
 
 
 def _load(servers: list[Service], first: int, count: int) -> dict[str, Problem]:

@@ -139,7 +139,7 @@ async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(tmp_path:
         async with database.read(brief=brief) as connection:
             where: list[int] = []
             raw = await connection.get_raw_connection()
-            raw.driver_connection.create_function("here", 0, lambda w=where: w.append(threading.get_ident()))  # type: ignore[union-attr]
+            raw.driver_connection.create_function("here", 0, lambda w=where: w.append(threading.get_ident()))
             await connection.execute(text("SELECT here()"))
         assert (where == [threading.get_ident()]) == brief
     await database.close()

@@ -89,11 +89,11 @@ class Moved:
         for i, step in enumerate(plan.steps):
             name, span = type(step).__name__, self.moments[i].copy_ns
             if name == "Drop":
-                away = away | {step.value: 2**60}  # type: ignore[union-attr]
+                away = away | {step.value: 2**60}
             elif isinstance(step, Prefetch) and span is not None:
                 away = away | {step.value: span[0]}
             elif name == "Wait":
-                away = {v: begin for v, begin in away.items() if v != step.value}  # type: ignore[union-attr]
+                away = {v: begin for v, begin in away.items() if v != step.value}
             found.append(away)
         return found
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from tiers import first
 
 
 @pytest.fixture(scope="module")
-def engines():
+def engines() -> Iterator[dict[str, Engine]]:
     """One child of each kind for all short runs: what a child served before must not matter."""
     held = {name: Engine(name) for name in ENGINES}
     yield held

@@ -153,7 +153,7 @@ def test_what_cannot_be_made_again_is_held() -> None:
     answer = solve(Problem(HELD, 20), method="staged", time_limit_s=10)
     assert answer.status is Status.INFEASIBLE
     assert answer.proof is not None
-    assert prove(Problem(HELD, answer.least_budget_bound_bytes - 1), answer.proof).bound_ns is None  # type: ignore[operator]
+    assert prove(Problem(HELD, answer.least_budget_bound_bytes - 1), answer.proof).bound_ns is None
 
 
 def forgetful(graph: Graph) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def too_strict(graph: Graph) -> tuple[int, ...]:
     return tuple(max(op, a - (a < b)) for op, (a, b) in enumerate(zip(LAST(graph), without, strict=True)))
 
 
-LAST: Callable[[Graph], tuple[int, ...]] = Graph.last_stage.func  # type: ignore[attr-defined]
+LAST: Callable[[Graph], tuple[int, ...]] = Graph.last_stage.func
 
 
 def mutated(monkeypatch: pytest.MonkeyPatch, last_stage: Callable[[Graph], tuple[int, ...]]) -> list[Problem]:

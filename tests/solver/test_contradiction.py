@@ -118,7 +118,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What is logged about contradictions, which this test makes."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())
     monkeypatch.setattr(LOG, "handlers", [handler])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return lines
@@ -144,7 +144,7 @@ def test_a_plan_refutes_a_bound(said: list[str]) -> None:
         answer = incumbent.answer("auto")
         assert (answer.cost_ns, answer.bound_ns, answer.status) == (20, 20, Status.OPTIMAL)
     assert len(said) == 2
-    path = Path(re.search(r"instance in (\S+)$", said[0])[1])  # type: ignore[index]
+    path = Path(re.search(r"instance in (\S+)$", said[0])[1])
     instance = json.loads(path.read_text())
     assert instance["bound_ns"] == 21
     assert verify(Problem.from_json(instance["problem"]), plan).cost_ns == 20

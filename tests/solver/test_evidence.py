@@ -61,7 +61,7 @@ def test_a_budget_that_is_enough_and_not_enough() -> None:
 )
 def test_each_kind_of_claim_is_refuted(claim: object) -> None:
     found = evidence()
-    claim(found)  # type: ignore[operator]
+    claim(found)
     (refutation,) = found.refutations()
     assert refutation.bound.source == "x"
     instance = refutation.to_json()

@@ -36,7 +36,7 @@ def known_of(facts: list[Verdict | Bound], budget: int = 100) -> Known:
 def test_the_order_of_what_is_learnt_does_not_matter(facts: list[Verdict | Bound], gap: float, order: object) -> None:
     costs = [fact.cost_ns for fact in facts if isinstance(fact, Verdict)]
     known = known_of(facts)
-    order.shuffle(facts)  # type: ignore[attr-defined]
+    order.shuffle(facts)
     other = known_of(facts)
     assert (known.cost_ns, known.bounds, known.enough_bytes) == (other.cost_ns, other.bounds, other.enough_bytes)
     assert known.cost_ns == min(costs, default=None)

@@ -162,7 +162,7 @@ def test_auto_proves_that_nothing_fits_between_the_working_set_and_the_least_sch
         activation = tuple(draw.randint(0, 6) for _ in range(5))
         columns = [tuple(draw.randint(0, 6) for _ in range(4)) for _ in range(4)]
         tape = tuple(size + draw.randint(0, 6) for size in activation[1:])
-        chain = Chain(*columns, tape, activation, tuple(draw.randint(0, 6) for _ in range(5)))  # type: ignore[misc]
+        chain = Chain(*columns, tape, activation, tuple(draw.randint(0, 6) for _ in range(5)))  # type: ignore[call-arg]
         budget = least_need(chain)[0]
         if best_cost(chain, budget, persistent=False) is None:
             answer = solve(Problem(chain, budget), method="auto", max_gap=0)

@@ -186,7 +186,7 @@ def test_worth_more_than_either_alone(fraction: float) -> None:
         costs[method] = answer.cost_ns or 2**60
     assert costs["pofo"] <= min(costs.values())
     moved = solve(problem, method="pofo", options={"slots": 50}).plan
-    assert any(step.verb is Verb.OFFLOAD for step in moved.steps)  # type: ignore[union-attr]
+    assert any(step.verb is Verb.OFFLOAD for step in moved.steps)
 
 
 @pytest.mark.thorough

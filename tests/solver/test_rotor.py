@@ -288,7 +288,7 @@ def test_the_plan_of_least_peak_comes_before_the_table(monkeypatch: pytest.Monke
 
     def table(*arguments: object, **options: object) -> Persistent:
         seen.append(incumbent.cost_ns)
-        return Persistent(*arguments, **options)  # type: ignore[arg-type]
+        return Persistent(*arguments, **options)
 
     monkeypatch.setattr(rotor_module, "Persistent", table)
     incumbent = Incumbent(problem, Deadline(None))

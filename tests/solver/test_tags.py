@@ -124,8 +124,8 @@ def test_the_staged_programs_bound_is_of_all_tags_and_reaches_the_optimum(proble
                 return
             tags = program.tags(outcome.x)
             if search.fits(tags):
-                assert search.evaluate(tags)[0] == search.cost_ns  # type: ignore[index]
-                assert program.bound_ns(outcome.bound) >= (1 - 1e-5) * search.cost_ns  # type: ignore[operator]
+                assert search.evaluate(tags)[0] == search.cost_ns
+                assert program.bound_ns(outcome.bound) >= (1 - 1e-5) * search.cost_ns
                 return
             program.refine(tags)
     raise AssertionError("the program does not end")

@@ -84,7 +84,7 @@ class NothingFree(Windows):
     """Forgets that what the turn reads, and what certainly stays, is there at it."""
 
     def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+        super().__init__(*given)
         self._free = set()
 
 
@@ -92,7 +92,7 @@ class LittleRoom(Windows):
     """Believes that less can be held than there is room for."""
 
     def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+        super().__init__(*given)
         self.room = self.room // 2
 
 
@@ -100,7 +100,7 @@ class LargestHeld(Windows):
     """Takes the largest value of a segment for the least that can be held."""
 
     def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+        super().__init__(*given)
         largest = max(self.graph.value_bytes)
         self._least = [None if size is None else max(size, largest) for size in self._least]
 

@@ -106,7 +106,7 @@ def reserving(name: str) -> dict[str, Any]:
     found["learned"].append(rank.learned())
     del rank, plans
     device.empty_cache()
-    Search._over = lambda *_: 0  # type: ignore[method-assign]
+    Search._over = lambda *_: 0
     bold = Rank(name)
     bold.plans(budget)
     found["bold"] = bold.reserved()

@@ -36,7 +36,7 @@ class LibrarysLSTM(nn.LSTM):
 
     own = torch.Generator()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if device.generator_is_fresh():
             LibrarysLSTM.own = torch.Generator().manual_seed(int(torch.randint(2**40, (), device=x.device)))
         kept = (torch.rand(x.shape, generator=LibrarysLSTM.own) > self.dropout).to(x.device)
