@@ -88,13 +88,15 @@ def top(every_s: float, rounds: int) -> None:
 
 def lines_of(found: dict[str, Any]) -> list[str]:
     """The operators' view as lines of a terminal."""
-    oldest = found["oldest_queued_s"]
+    oldest, hour = found["oldest_queued_s"], found["last_hour"]
     lines = [
         f"remat-service {found['version']}  {'ready' if found['ready'] else 'not ready'}",
         f"workers  {found['workers_busy']} busy of {found['workers_alive']} alive",
         f"solves   {found['running']} running  {found['queued']} waiting  "
         f"oldest {'-' if oldest is None else f'{oldest:.0f} s'}",
         f"store    {found['store_bytes'] / 2**20:.1f} MiB",
+        f"1 hour   {hour['requests']} requests  {hour['hits']} from the store, which saved {hour['saved_s']:.0f} s  "
+        f"{hour['solves']} solves  {hour['failures']} failed",
         "",
         f"{'tenant':<30} {'running':>8} {'waiting':>8} {'oldest s':>9} {'solver s':>10}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import case, distinct, func, select, text
@@ -57,12 +58,39 @@ async def workers(context: Context, connection: AsyncConnection) -> tuple[int, i
     return max(alive, busy), busy
 
 
+async def last_hour(context: Context, connection: AsyncConnection) -> dict[str, Any]:
+    """Requests and how many of them the store answered, solves and failures, and the seconds of solving saved.
+
+    An answer from the store saves the seconds that it took to find. Solves from before a trim of rows are not counted.
+    """
+    since = context.clock.now() - timedelta(hours=1)
+    stored = requests.c.cache.in_(("hit", "near"))
+    asked = select(
+        func.count().label("requests"),
+        func.count().filter(stored).label("hits"),
+        func.sum(case((stored, requests.c.answer["seconds"].as_float()), else_=0.0)).label("saved_s"),
+    ).where(requests.c.created_at > since)
+    failed = solves.c.outcome["status"].as_string() == "failed"
+    solved = select(func.count().label("solves"), func.count().filter(failed).label("failures")).where(
+        solves.c.state == "ended", solves.c.ended_at > since
+    )
+    of_requests, of_solves = (await connection.execute(asked)).one(), (await connection.execute(solved)).one()
+    return {
+        "requests": of_requests.requests,
+        "hits": of_requests.hits,
+        "saved_s": float(of_requests.saved_s or 0.0),
+        "solves": of_solves.solves,
+        "failures": of_solves.failures,
+    }
+
+
 async def overview(context: Context) -> dict[str, Any]:
     """The operators' view: version, workers, the queue by tenant, the store."""
     async with context.database.read() as connection:
         by_tenant = await queue_by_tenant(context, connection)
         alive, busy = await workers(context, connection)
         stored = await store_bytes(connection)
+        recent = await last_hour(context, connection)
     oldest = [each["oldest_queued_s"] for each in by_tenant if each["oldest_queued_s"] is not None]
     return {
         "version": SOLVER,
@@ -73,6 +101,7 @@ async def overview(context: Context) -> dict[str, Any]:
         "running": sum(each["running"] for each in by_tenant),
         "oldest_queued_s": max(oldest, default=None),
         "store_bytes": stored,
+        "last_hour": recent,
         "tenants": by_tenant,
     }
 

@@ -139,14 +139,14 @@ def _bearer(authorization: str | None) -> str | None:
     return key.strip()
 
 
-def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
-    """A dependency: the caller, who must be allowed `scope`."""
+def caller_with(*scopes: str) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency: the caller, who must be allowed one of `scopes`."""
 
     async def dependency(request: Request) -> Caller:
         callers: Callers = request.app.state.callers
         caller = await callers.of(*credentials(request))
-        if scope not in caller.allowed:
-            raise Forbidden(f"this API key lacks the scope {scope!r}")
+        if not {*scopes} & {*caller.allowed}:
+            raise Forbidden(f"this API key lacks the scope {scopes[0]!r}")
         named = {"tenant": caller.tenant} | ({"key": caller.key_id} if caller.key_id else {})
         structlog.contextvars.bind_contextvars(**named)  # every line of this request says so
         admit(request, request.app.state.admission, caller)

@@ -167,11 +167,12 @@ class MethodDocument(BaseModel):
 
 
 class Capabilities(BaseModel):
-    """What this service does, its limits, and who asks: the tenant, and the group that shares with it."""
+    """What this service does, its limits, and who asks: the tenant, its scopes, and the group that shares with it."""
 
     version: str
     tenant: str
     group: str | None
+    scopes: list[str]
     formats: list[str]
     methods: list[MethodDocument]
     limits: dict[str, float]
@@ -204,6 +205,16 @@ class TenantUse(BaseModel):
     solver_seconds: float
 
 
+class LastHour(BaseModel):
+    """Requests and solves of the last hour; `saved_s`: of solving, by answers from the store."""
+
+    requests: int
+    hits: int
+    saved_s: float
+    solves: int
+    failures: int
+
+
 class Overview(BaseModel):
     """The operators' view."""
 
@@ -215,6 +226,7 @@ class Overview(BaseModel):
     running: int
     oldest_queued_s: float | None
     store_bytes: int
+    last_hour: LastHour
     tenants: list[TenantUse]
 
 

@@ -13,7 +13,7 @@ from remat_solver import METHODS
 
 from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
-from ...identity import Caller
+from ...identity import OPERATE, Caller
 from ...requests.operate import queue_by_tenant, workers
 from ...storage.cache_key import SOLVER
 from ..authentication import caller_with
@@ -85,13 +85,14 @@ def _is_key(authorization: str, key: str) -> bool:
 
 
 @router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())
-async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read", OPERATE))]) -> Any:
     """Methods with their options and defaults, formats, limits."""
     settings = request.app.state.context.settings
     return {
         "version": SOLVER,
         "tenant": caller.tenant,
         "group": caller.group,
+        "scopes": list(caller.allowed),
         "formats": ["remat-graph/1", "remat-chain/1", "remat-join/1"],
         "methods": [
             {

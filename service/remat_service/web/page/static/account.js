@@ -14,12 +14,14 @@ window.Remat = window.Remat || {};
       if (!secret) throw Remat.words.wrong("secret", `Write your ${what.replace("bearer ", "")}.`);
       const before = service.credentialsNow();
       service.credentials(secret, tenant);
-      try { await service.capabilities(); } catch (error) {
+      let scopes;
+      try { ({ scopes } = await service.capabilities()); } catch (error) {
         service.credentials(...before);
         if (error.status === 403 && secret.split(".").length === 3) { form.row("tenant").hidden = false; error.field = "tenant"; } else error.field = error.status ? "secret" : undefined;
         throw error;
       }
-      show(); done();
+      show();
+      if (scopes.includes("read")) done(); else location.hash = "#/operate";
     });
     form.row("tenant").hidden = !issuer;
     main.append(el("h1", {}, "Sign in"));
@@ -35,7 +37,8 @@ window.Remat = window.Remat || {};
     const out = el("button", { class: "quiet", onclick: () => { service.credentials(null, null); location.hash = "#/"; location.reload(); } }, "Sign out");
     const way = service.signedIn() ? out : el("a", { href: "#/sign-in" }, "Sign in");
     try {
-      const { tenant, group } = await service.capabilities();
+      const { tenant, group, scopes } = await service.capabilities();
+      document.getElementById("operate").hidden = !scopes.includes("operate");
       box.replaceChildren(el("span", {}, `Tenant ${tenant}: plans are ${group ? `shared within the group ${group}` : "shared with no other tenant"}.`), way);
     } catch { box.replaceChildren(way); }
   }

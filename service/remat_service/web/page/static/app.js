@@ -51,7 +51,7 @@
     Remat.account.page(main, error, () => { if (location.hash === "#/sign-in") location.hash = "#/"; else turnTo(); });
   }
 
-  const PAGES = { "": ["Solves", Remat.list.page], solve: ["Solve", solvePage], sweep: ["Time against memory", Remat.sweep.page], "max-batch": ["Largest batch", Remat.batch.page], compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)], help: ["Help", Remat.help.page] };
+  const PAGES = { "": ["Solves", Remat.list.page], solve: ["Solve", solvePage], sweep: ["Time against memory", Remat.sweep.page], "max-batch": ["Largest batch", Remat.batch.page], compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)], operate: ["Operation", Remat.operate.page], help: ["Help", Remat.help.page] };
 
   async function turnTo() {
     const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"), [page, ...rest] = path.split("/").map(decodeURIComponent);

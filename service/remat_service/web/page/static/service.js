@@ -55,6 +55,17 @@ window.Remat = window.Remat || {};
     batch: (id, wait) => call(`v1/max-batch/${enc(id)}?wait=${wait}`),
     cancelBatch: (id) => call(`v1/max-batch/${enc(id)}/cancel`, { method: "POST" }),
     sweep: (id, wait) => call(`v1/sweeps/${enc(id)}?wait=${wait}`),
+    operator: {
+      overview: () => call("v1/operator/overview"),
+      solves: (state) => call(`v1/operator/solves?${new URLSearchParams({ state })}`),
+      cancel: (id) => call(`v1/operator/solves/${enc(id)}/cancel`, { method: "POST" }),
+      tenants: () => call("v1/operator/tenants"),
+      addTenant: (body) => call("v1/operator/tenants", { method: "POST", body }),
+      changeTenant: (name, body) => call(`v1/operator/tenants/${enc(name)}`, { method: "PATCH", body }),
+      keys: () => call("v1/operator/keys"),
+      addKey: (body) => call("v1/operator/keys", { method: "POST", body }),
+      endKey: (id) => call(`v1/operator/keys/${enc(id)}`, { method: "DELETE" }),
+    },
     remember, names, credentials, signedIn: () => Boolean(key()), credentialsNow: () => [key(), tenant()],
   };
 })(window.Remat);
