@@ -107,7 +107,7 @@ lint-solver: .venv-solver/.installed  ## style and types of the solver and its t
 	.venv-solver/bin/mypy -p remat_ir -p remat_solver
 
 wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
-	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/house/wheel.sh
+	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/repository/wheel.sh
 
 sbom: $(STAMP)  ## a CycloneDX list of what docker/requirements.lock installs: remat.cdx.json
 	$(BIN)/pip install --disable-pip-version-check --quiet 'cyclonedx-bom>=7'

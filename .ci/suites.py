@@ -97,7 +97,7 @@ NIGHTLY = (
     *pieces("service", 2),
     *pieces("solver", 1),
     *pieces("benchmarks", 2),
-    *pieces("house", 1),
+    *pieces("repository", 1),
     made("test-properties"),
     made("test-bounds", 2),
     *map(release, RELEASES),
