@@ -1,0 +1,74 @@
+"""Two towers as CLIP's, distillation with a frozen teacher, and a critic with a gradient penalty (WGAN-GP)."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .training import Training
+
+VARIANTS = ("two_towers", "distillation", "gradient_penalty")
+TAKE_OVERS = 0
+"""Where several calls share one budget, it is divided over them instead."""
+
+
+class Tower(nn.Module):
+    """Layers with dropout."""
+
+    def __init__(self, width: int, out: int = 16, hidden: int = 32) -> None:
+        super().__init__()
+        pairs = itertools.pairwise((width, hidden, hidden, hidden))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.LayerNorm(b)) for a, b in pairs)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(hidden, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.drop(layer(x))
+        return self.head(x)
+
+
+class Penalized(nn.Module):
+    """A critic that gives the penalty on its slope, too: its own gradient is taken inside its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, real: torch.Tensor, made: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+        between = (mix * real + (1 - mix) * made).requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        penalty = (slope.norm(dim=-1) - 1).square().mean()
+        return self.critic(made).mean() - self.critic(real).mean() + 10 * penalty
+
+
+def train(training: Training, variant: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    first = Penalized() if variant == "gradient_penalty" else Tower(8)
+    second = Tower(12) if variant == "two_towers" else Tower(8, hidden=64)
+    if variant == "distillation":
+        second.requires_grad_(False).eval()
+    models = [first] if variant == "gradient_penalty" else [first, second]
+    for model in models:
+        training.enable(model)
+    optimizer = torch.optim.AdamW([p for model in models for p in model.parameters() if p.requires_grad], 1e-2)
+    for step in range(42):
+        rows = (8, 12, 16)[step // 4 % 3]
+        x, other = (torch.randn(rows, width, generator=generator) for width in (8, 12))
+        if variant == "gradient_penalty":
+            loss = first(x, torch.randn(rows, 8, generator=generator), torch.rand(rows, 1, generator=generator))
+        elif variant == "distillation":
+            loss = F.kl_div(first(x).log_softmax(-1), second(x).softmax(-1), reduction="batchmean")
+        else:
+            scores = F.normalize(first(x), dim=-1) @ F.normalize(second(other), dim=-1).t()
+            loss = F.cross_entropy(10 * scores, torch.arange(rows)) + F.cross_entropy(
+                10 * scores.t(), torch.arange(rows)
+            )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        training.step(loss)
+    for i, model in enumerate(models):
+        training.end(f"model {i}", model)
