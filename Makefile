@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
+.PHONY: help bench recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,13 @@ test-client: $(STAMP)  ## the tests of the client
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
+
+recipes: $(STAMP)  ## trainers as people write them, by plans and by aot_eager, hours in all; goes on after a kill. ONLY="hf_trainer:callback"
+	$(BIN)/pip install --no-compile --disable-pip-version-check --quiet -c constraints.txt -e '.[recipes]' || echo 'what can not be installed is said in the table'
+	$(BIN)/python -m recipes $(ONLY)
+
+soak: $(STAMP)  ## 3,000 steps of eight lengths: memory, file handles and plans stay as they are
+	$(BIN)/python -m recipes.soak
 
 test-torch:  ## what has to hold on every release: TORCH=2.15.0 or nightly, in an environment of its own
 	$(PYTHON) tests/releases/lane.py $(TORCH)

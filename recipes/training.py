@@ -123,6 +123,7 @@ class Outcome:
 
 def compared(train: Any, folder: str, least_steps: int = 40, take_overs: int = 2) -> Outcome:
     """Train twice, by `aot_eager` and by plans, and say what differs."""
+    torch.set_num_threads(1)  # several sum in another order
     log, handler = logging.getLogger("remat"), _TakeOvers()
     trainings = []
     for planned in (False, True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import subprocess
 import sys
@@ -19,8 +20,16 @@ NIGHTLY = ("--pre", "--index-url", "https://download.pytorch.org/whl/nightly/cpu
 TESTING = ("pytest", "pytest-timeout", "pytest-asyncio", "packaging")
 
 
+class NotThere(Exception):
+    """The package index has no such release."""
+
+
 def made(release: str, folder: Path) -> Path:
-    """The Python of an environment with the release, which is made where it is not there: a minute and 5 GB."""
+    """The Python of an environment with the release, which is made where it is not there: a minute and 5 GB.
+
+    Raises:
+        NotThere: the package index has no such release.
+    """
     python = folder / "bin" / "python"
     stamp = folder / ".installed"
     if stamp.exists():
@@ -29,7 +38,12 @@ def made(release: str, folder: Path) -> Path:
     pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
     subprocess.run((sys.executable, "-m", "venv", str(folder)), check=True)
     (folder / "constraints.txt").write_text("\n".join(pinned) + "\n")
-    subprocess.run((*pip, *NIGHTLY, "torch") if release == "nightly" else (*pip, f"torch=={release}"), check=True)
+    command = (*pip, *NIGHTLY, "torch") if release == "nightly" else (*pip, f"torch=={release}")
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode and "No matching distribution found for torch" in done.stderr:
+        raise NotThere(f"torch {release}: not run, since the package index of this machine does not have it")
+    if done.returncode:
+        sys.exit(done.stderr)
     there = version(python)
     with (folder / "constraints.txt").open("a") as constraints:
         constraints.write(f"torch=={there}\n")
@@ -63,10 +77,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("release", help="such as 2.15.0, or nightly")
     parser.add_argument("--environment", type=Path, help="where it is, or is made: .venv-torch-RELEASE")
+    parser.add_argument("--if-there", action="store_true", help="a release that the index does not have is no failure")
     parser.add_argument("--record", action="store_true", help="write a row of docs/faq.md")
     asked = parser.parse_args()
     folder: Path = asked.environment or ROOT / f".venv-torch-{asked.release}"
-    python = made(asked.release, folder)
+    try:
+        python = made(asked.release, folder)
+    except NotThere as error:
+        print(error)
+        return 0 if asked.if_there else 1
     began = time.monotonic()
     code = subprocess.run((str(python), "-m", "pytest", "-q", "tests/releases"), cwd=ROOT, check=False).returncode
     seconds = round(time.monotonic() - began)
@@ -79,7 +98,17 @@ def main() -> int:
             ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout.strip()
         record(f"| {there.partition('+')[0]} | {minor} | {result} | {datetime.date.today()} | {commit} |")
+    names = absent(python)
+    print(f"private names that it does not have: {', '.join(names) or 'none'}")
     return code
+
+
+def absent(python: Path) -> list[str]:
+    """The private names of torch that the client uses in full and this release does not have."""
+    code = "from house.test_private_names import absent; print('\\n'.join(absent()))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT / "client")))}
+    done = subprocess.run((str(python), "-c", code), check=True, capture_output=True, text=True, env=environment)
+    return done.stdout.split()
 
 
 if __name__ == "__main__":

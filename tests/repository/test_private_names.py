@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,68 @@ def _keys(node: ast.AST) -> list[str]:
 
 def _is_meta(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "meta"
+
+
+COMPAT = sorted((CLIENT / "remat" / "_compat").rglob("*.py"))
+MOST = {
+    "autograd": 19,
+    "copying": 15,
+    "fake_cuda": 7,
+    "inductor": 27,
+    "memory": 7,
+    "module_state": 16,
+    "operators": 22,
+    "optimizers": 3,
+    "tags": 7,
+    "tracing": 36,
+}
+"""Private names of each part of `_compat`, imports and attributes: with each one less its number becomes smaller."""
+
+
+def _part(path: Path) -> str:
+    found = path.relative_to(CLIENT / "remat" / "_compat").parts[0]
+    return found.removesuffix(".py")
+
+
+def test_private_names_become_no_more() -> None:
+    found: dict[str, set[str]] = {}
+    for path in COMPAT:
+        names = {name for _, name in private_names(path.read_text())}
+        if names:
+            found.setdefault(_part(path), set()).update(names)
+    assert {part: len(names) for part, names in found.items()} == MOST
+
+
+def absent() -> list[str]:
+    """The names in full, such as `torch._guards.tracing`, that this torch does not have."""
+    names = {name for path in COMPAT for _, name in private_names(path.read_text()) if name.startswith("torch.")}
+    return sorted(name for name in names if not _is_there(name.split(".")))
+
+
+def _is_there(parts: list[str]) -> bool:
+    found: object = torch
+    for i, part in enumerate(parts[1:], 2):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(".".join(parts[:i]))
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+OF_SOME = {
+    "torch._custom_class_base.CustomClassBase",  # later, in the place of the next but one
+    "torch._library.opaque_object.register_custom_class",
+    "torch._library.opaque_object.register_opaque_type",
+    "torch._opaque_base.OpaqueBase",
+    "torch.optim.optimizer._foreach_supported_types",
+}
+"""Names that some releases have, and others have others for."""
+
+
+def test_what_a_release_lacks_is_found() -> None:
+    assert not _is_there(["torch", "_no_such_part", "name"])
+    assert set(absent()) <= OF_SOME
 
 
 def test_private_names_are_in_one_place() -> None:
