@@ -60,8 +60,8 @@ async def hits(folder: Path, options: argparse.Namespace) -> None:
         bare_port = processes.port + 1
         bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)], stderr=processes.log, text=True)
         processes.running.append(bare)
-        await asyncio.sleep(5)
         async with client(processes.port) as http, client(bare_port) as plain:
+            await _answers(plain)
             others = {ops: [_asked(step(ops, 100 + i)) for i in range(max(4, 12_000 // ops))] for ops in options.ops}
             for ops in options.ops:
                 graph = step(ops, 1)
@@ -120,6 +120,17 @@ async def _crowded(folder: Path, options: argparse.Namespace) -> None:
             rate = len(times) / (time.perf_counter() - begun)
             some = (times[len(times) // 2], times[int(0.99 * (len(times) - 1))], times[-1])
             report.add(ops, name, len(times), f"{rate:.0f}", *(f"{1000 * each:.1f}" for each in some))
+
+
+async def _answers(http: httpx2.AsyncClient) -> None:
+    """Wait until a server listens."""
+    for _ in range(600):
+        try:
+            await http.get("/")
+            return
+        except httpx2.ConnectError:
+            await asyncio.sleep(0.1)
+    raise SystemExit("the bare route did not start")
 
 
 _SOLVES = "/v1/solves"

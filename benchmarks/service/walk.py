@@ -81,7 +81,9 @@ async def walks(folder: Path, ops: int) -> dict[str, tuple[Walk, dict[str, Any]]
         ):
             if not again:
                 found["a miss"] = await _walk(client, _body(graph))
-                await client.get(f"/v1/solves/{found['a miss'][1]['id']}", params={"wait": 30})
+                path = f"/v1/solves/{found['a miss'][1]['id']}"
+                while (await client.get(path, params={"wait": 30})).status_code == 202:
+                    pass
                 continue
             found["the first hit of a problem"] = await _walk(client, _body(graph))
             found["a hit of a new body"] = await _walk(client, _body(graph, name="new"))

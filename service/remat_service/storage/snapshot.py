@@ -116,7 +116,7 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     rows = rows.outerjoin(proof, true()).outerjoin(too_small, true())
     under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
     return select(
-        *PLAN_COLUMNS, plans.c.data, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
+        *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
         under_way,
     ).select_from(rows)  # fmt: skip
 
@@ -173,7 +173,7 @@ def _first(query: Select[Any]) -> Any:
 
 
 _PARTS: tuple[tuple[Any, int], ...] = (
-    (StoredPlan, len(PLAN_COLUMNS) + 1),
+    (StoredPlan, len(PLAN_COLUMNS)),
     (Claim, len(CLAIM_COLUMNS)),
     (Claim, len(CLAIM_COLUMNS)),
     (Floor, len(FLOOR_COLUMNS)),

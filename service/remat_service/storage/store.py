@@ -5,7 +5,6 @@ All bytes in the store are net of fixed bytes: a plan's peak and a budget are wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, select, update
@@ -21,8 +20,7 @@ from .tables import graphs, plans, problems, proofs
 from .verifier import checksum, pack
 
 
-@dataclass(frozen=True)
-class StoredPlan:
+class StoredPlan(NamedTuple):
     """A row of `plans`."""
 
     id: str
@@ -49,14 +47,10 @@ class StoredProof(NamedTuple):
     data: bytes
 
 
-PROOF_COLUMNS = (proofs.c.id, proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.bound_ns, proofs.c.data)
-PLAN_COLUMNS = (plans.c.id, plans.c.graph_key, plans.c.method_key, plans.c.source, plans.c.cost_ns, plans.c.peak_bytes)
+PROOF_COLUMNS = tuple(proofs.c[name] for name in StoredProof._fields)
+PLAN_COLUMNS = tuple(plans.c[name] for name in StoredPlan._fields)
 _GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == bindparam("graph"))
 _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
-
-
-def _stored(row: Any) -> StoredPlan:
-    return StoredPlan(*row)
 
 
 def _columns_of(net: Problem, structure_key: str) -> dict[str, Any]:
@@ -192,34 +186,32 @@ class Store:
         self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
     ) -> StoredPlan | None:
         """The cheapest plan within a budget; of any method where `method_key` is None."""
-        query = (
-            select(*PLAN_COLUMNS, plans.c.data)
-            .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
-            .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
-            .limit(1)
-        )
-        if method_key is not None:
-            query = query.where(plans.c.method_key == method_key)
-        row = (await connection.execute(query)).first()
-        return None if row is None else _stored(row)
+        found = await self.plans_within(connection, graph_key, net_budget, method_key, 1)
+        return found[0] if found else None
 
     async def plans_within(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
+        self,
+        connection: AsyncConnection,
+        graph_key: str,
+        net_budget: int,
+        method_key: str | None,
+        most: int | None = None,
     ) -> list[StoredPlan]:
-        """Every plan within a budget, cheapest first; read only where the cheapest is damaged."""
+        """The plans within a budget, cheapest first; all of them are read only where the cheapest is damaged."""
         query = (
-            select(*PLAN_COLUMNS, plans.c.data)
+            select(*PLAN_COLUMNS)
             .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
             .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
+            .limit(most)
         )
         if method_key is not None:
             query = query.where(plans.c.method_key == method_key)
-        return [_stored(row) for row in (await connection.execute(query)).all()]
+        return [StoredPlan._make(row) for row in (await connection.execute(query)).all()]
 
     async def plan(self, connection: AsyncConnection, plan_id: str) -> StoredPlan | None:
         """A plan by its id."""
-        row = (await connection.execute(select(*PLAN_COLUMNS, plans.c.data).where(plans.c.id == plan_id))).first()
-        return None if row is None else _stored(row)
+        row = (await connection.execute(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))).first()
+        return None if row is None else StoredPlan._make(row)
 
     async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:
         """Forget a plan that the verifier has refused, unless it was written anew meanwhile."""

@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Annotated
 
 import structlog
-from fastapi import Request
+from fastapi import Depends, Request
 
 from ..context import Context
 from ..errors import Forbidden, RateLimited, Unauthorized
@@ -153,6 +154,12 @@ def caller_with(*scopes: str) -> Callable[[Request], Awaitable[Caller]]:
         return caller
 
     return dependency
+
+
+solver, reader = caller_with("solve"), caller_with("read")
+Solver = Annotated[Caller, Depends(solver)]
+Reader = Annotated[Caller, Depends(reader)]
+"""Parameters of routes: the caller, whose key must have that scope."""
 
 
 def credentials(request: Request) -> tuple[str | None, str | None]:

@@ -15,10 +15,10 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from remat_ir import readable
 
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
-from ..requests.parse import Body
+from ..requests.parse import Body, from_body
 from ..requests.profiles import MOST_ROWS
 from ..settings import Settings
 
@@ -35,6 +35,8 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+T = TypeVar("T")
 
 STEP_BYTES = 65_536
 _WINDOW_LOG = 23  # 8 MiB: what level 19 uses; a frame may ask its reader for far more
@@ -298,6 +300,17 @@ class Bodies:
                 raise TooLarge(said)
             await arriving.take(piece)
         return arriving.finish()
+
+
+async def read_body(request: Request, read: Callable[[Any, Settings], T]) -> T:
+    """What a reader makes of a request's body, for routes that need no more of it afterwards.
+
+    Raises:
+        ServiceError: as `Bodies.of` and `from_body`.
+    """
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as sent:
+        return await from_body(sent, read, request.app.state.context.settings)
 
 
 async def no_body(request: Request) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from remat_ir import Problem, graph_digest, plain_peak, structure_digest
 from remat_solver import least_need
 
 from ...context import Context
-from ...identity import Caller
 from ...requests.explain import explain
 from ...requests.parse import CHECK_REQUEST, SOLVE_REQUEST, from_body, model_entries, read_ask, read_problem
 from ...settings import Settings
 from ...subjects import size_of
-from ..authentication import caller_with
-from ..body import Bodies
+from ..authentication import Reader
+from ..body import Bodies, read_body
 from ..schemas import ExplainDocument, ValidateDocument
 from .describe import body, examples, refusals
 
@@ -30,12 +29,9 @@ router = APIRouter(tags=["graphs"])
     responses=refusals(408, 413, 415),
     openapi_extra=body(CHECK_REQUEST, examples()["validate"]),
 )
-async def validate_graph(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+async def validate_graph(request: Request, caller: Reader) -> Any:
     """Everything that a solve would refuse is refused here; nothing is stored."""
-    context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
-        return await from_body(sent, _about, context.settings)
+    return await read_body(request, _about)
 
 
 def _about(data: Any, settings: Settings) -> dict[str, Any]:
@@ -64,7 +60,7 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
     responses=refusals(408, 413, 415),
     openapi_extra=body(SOLVE_REQUEST, examples()["solve"]),
 )
-async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+async def explain_lookup(request: Request, caller: Reader) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies

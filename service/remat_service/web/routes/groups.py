@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from ...context import Context
@@ -15,7 +15,7 @@ from ...identity import Caller
 from ...requests import batches, groups
 from ...requests.parse import from_body
 from ...settings import Settings
-from ..authentication import caller_with
+from ..authentication import Reader, Solver
 from ..body import Bodies, no_body
 from ..schemas import BatchDocument, SweepDocument
 from .describe import body, examples, link, refusals
@@ -65,7 +65,7 @@ async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: flo
     },
     openapi_extra=body(groups.SWEEP_REQUEST, examples()["sweep"]),
 )
-async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+async def post_sweep(request: Request, caller: Solver) -> Response:
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
     context: Context = request.app.state.context
     group_id = await _started(request, caller, groups.read_sweep)
@@ -79,9 +79,7 @@ async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_
     response_model=SweepDocument,
     responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404)},
 )
-async def get_sweep(
-    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
-) -> Response:
+async def get_sweep(request: Request, group_id: GroupId, caller: Reader, wait: Wait = 0.0) -> Response:
     """The answers so far, without plans."""
     context: Context = request.app.state.context
     return _response(context, "/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, wait))
@@ -93,9 +91,7 @@ async def get_sweep(
     response_model=SweepDocument,
     responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404, 408, 413, 415)},
 )
-async def cancel_sweep(
-    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("solve"))]
-) -> Response:
+async def cancel_sweep(request: Request, group_id: GroupId, caller: Solver) -> Response:
     """Each of its solves ends with the best that it has found; shared ones go on for those who still wait."""
     context: Context = request.app.state.context
     await no_body(request)
@@ -114,7 +110,7 @@ async def cancel_sweep(
     },
     openapi_extra=body(batches.BATCH_REQUEST, examples()["max_batch"]),
 )
-async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+async def post_batch(request: Request, caller: Solver) -> Response:
     """A search for the largest batch whose plan costs at most one more forward pass (equation 9), and a bound.
 
     With `batches`, each of these sizes is a solve, and `best_batch` the largest with a plan.
@@ -129,9 +125,7 @@ async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_
     response_model=BatchDocument,
     responses={202: {"model": BatchDocument, "description": "Still under way."}, **refusals(404)},
 )
-async def get_batch(
-    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
-) -> Response:
+async def get_batch(request: Request, group_id: GroupId, caller: Reader, wait: Wait = 0.0) -> Response:
     """The batches tried so far, the largest with a plan, and the bound above which there is none."""
     return await _of_batch(request, caller, group_id, wait)
 
@@ -142,9 +136,7 @@ async def get_batch(
     response_model=BatchDocument,
     responses=refusals(404, 408, 413, 415),
 )
-async def cancel_batch(
-    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("solve"))]
-) -> Response:
+async def cancel_batch(request: Request, group_id: GroupId, caller: Solver) -> Response:
     """The search ends with what it has found and proved."""
     await no_body(request)
     await batches.give_up(request.app.state.context, caller, group_id)

@@ -17,12 +17,11 @@ from ...errors import Invalid, NotFound
 from ...identity import OPERATE, Caller
 from ...requests import operate
 from ...requests.cancel import cancel_solve, cancel_tenant
-from ...requests.parse import from_body
 from ...storage.tables import api_keys, tenants
 from ...tenants import keys
 from ...tenants.administration import record
 from ..authentication import caller_with
-from ..body import Bodies, no_body
+from ..body import no_body, read_body
 from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow
 from .describe import body, refusals
 
@@ -63,13 +62,6 @@ KEY_REQUEST = Document(
 router = APIRouter(prefix="/v1/operator", tags=["operator"])
 Operator = Annotated[Caller, Depends(caller_with(OPERATE))]
 Name = Annotated[str, Path(max_length=100, description="Name of a tenant.")]
-
-
-async def _read(request: Request, document: Document) -> dict[str, Any]:
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
-        found: dict[str, Any] = await from_body(sent, lambda data, _: document.read(data), _context(request).settings)
-    return found
 
 
 def _context(request: Request) -> Context:
@@ -133,7 +125,7 @@ async def list_tenants(request: Request, caller: Operator) -> Any:
 )
 async def add_tenant(request: Request, caller: Operator) -> Any:
     """With a scope of its own, or in a sharing group."""
-    found = await _read(request, TENANT_REQUEST)
+    found = await read_body(request, lambda data, _: TENANT_REQUEST.read(data))
     async with _context(request).database.write() as connection:
         await keys.add_tenant(connection, found["name"], found.get("group"), found.get("weight", 1.0))
         await _note(connection, caller, "tenants add", **found)
@@ -150,7 +142,7 @@ async def add_tenant(request: Request, caller: Operator) -> Any:
 async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
     """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
     context = _context(request)
-    found = await _read(request, TENANT_CHANGE)
+    found = await read_body(request, lambda data, _: TENANT_CHANGE.read(data))
     changes = {key: value for key, value in found.items() if value is not None or key in _QUOTAS}
     if name == keys.DEFAULT_TENANT and changes.get("disabled"):
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
@@ -195,7 +187,7 @@ async def list_keys(request: Request, caller: Operator) -> Any:
 )
 async def add_key(request: Request, caller: Operator) -> Any:
     """The key is shown this once."""
-    found = await _read(request, KEY_REQUEST)
+    found = await read_body(request, lambda data, _: KEY_REQUEST.read(data))
     scopes = list(found.get("scopes", ("solve", "read")))
     days = found.get("days")
     expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)

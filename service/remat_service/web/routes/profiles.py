@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from ...context import Context
-from ...identity import Caller
-from ...requests.parse import from_body
 from ...requests.profiles import LOOKUP, UPLOAD, look_up, put, read_lookup, read_upload
-from ..authentication import caller_with
-from ..body import Bodies
+from ..authentication import Reader, Solver
+from ..body import read_body
 from ..schemas import ProfileTable
 from .describe import body, examples, refusals
 
@@ -25,12 +23,10 @@ router = APIRouter(tags=["profiles"])
     responses=refusals(408, 413, 415),
     openapi_extra=body(LOOKUP, examples()["profile_lookup"]),
 )
-async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+async def lookup_profiles(request: Request, caller: Reader) -> Any:
     """Those of the signatures that are known for the device."""
     context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
-        device, signatures = await from_body(sent, read_lookup, context.settings)
+    device, signatures = await read_body(request, read_lookup)
     return {"profiles": await look_up(context, caller, device, signatures)}
 
 
@@ -41,10 +37,8 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
     responses=refusals(408, 413, 415),
     openapi_extra=body(UPLOAD, examples()["profile_upload"]),
 )
-async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
+async def put_profiles(request: Request, caller: Solver) -> Any:
     """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""
     context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
-        device, profiles = await from_body(sent, read_upload, context.settings)
+    device, profiles = await read_body(request, read_upload)
     return {"profiles": await put(context, caller, device, profiles)}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response, StreamingResponse
 
@@ -23,7 +23,7 @@ from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
 from .. import event_stream
-from ..authentication import admit, caller_with, credentials
+from ..authentication import Reader, Solver, admit, credentials, reader, solver
 from ..body import Bodies, no_body
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, headers, link, refusals
@@ -74,7 +74,6 @@ EVENT = {
 }
 
 router = APIRouter(prefix="/v1/solves", tags=["solves"], route_class=DirectRoute)
-_solver, _reader = caller_with("solve"), caller_with("read")
 
 _ID = re.compile("^[0-9a-f]{32}$")
 SolveId = Annotated[str, Path(pattern=_ID.pattern, description="Id of a request.")]
@@ -127,7 +126,7 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
         ),
     },
 )
-async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver)]) -> Response:
+async def post_solve(request: Request, caller: Solver) -> Response:
     """A plan for a problem: at once when it is stored or done within `Prefer: wait=N` seconds, else under way.
 
     Identical problems in flight are solved once. Infeasible is an answer too. `Idempotency-Key` makes a repeated POST
@@ -157,7 +156,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver
 
 @directly(post_solve)
 async def _post_directly(request: Request) -> Response:
-    return await post_solve(request, await _solver(request))
+    return await post_solve(request, await solver(request))
 
 
 async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | None, begun: float) -> Response | None:
@@ -187,7 +186,7 @@ def _retry(request: Request, digest: bytes) -> Retry | None:
 @router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
 async def list_solves(
     request: Request,
-    caller: Annotated[Caller, Depends(_reader)],
+    caller: Reader,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on behind this id.")] = None,
     status: Annotated[list[Status] | None, Query(description="Only these; may be given several times.")] = None,
@@ -213,12 +212,7 @@ async def list_solves(
     response_model=AnswerDocument,
     responses={202: {"model": AnswerDocument, "description": "Still under way."}, **refusals(404, 410)},
 )
-async def get_solve(
-    request: Request,
-    solve_id: SolveId,
-    caller: Annotated[Caller, Depends(_reader)],
-    wait: Wait = 0.0,
-) -> Response:
+async def get_solve(request: Request, solve_id: SolveId, caller: Reader, wait: Wait = 0.0) -> Response:
     """The answer of a request; held for up to `wait` seconds while it is under way."""
     return await answered(request.app.state.context, caller, solve_id, wait)
 
@@ -228,7 +222,7 @@ async def _get_directly(request: Request) -> Response | None:
     solve_id = request.path_params["solve_id"]
     if request.scope["query_string"] or not _ID.fullmatch(solve_id):
         return None
-    return await get_solve(request, solve_id, await _reader(request))
+    return await get_solve(request, solve_id, await reader(request))
 
 
 @router.post(
@@ -237,7 +231,7 @@ async def _get_directly(request: Request) -> Response | None:
     response_model=AnswerDocument,
     responses=refusals(404, 408, 410, 413, 415),
 )
-async def cancel_solve(request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(_solver)]) -> Response:
+async def cancel_solve(request: Request, solve_id: SolveId, caller: Solver) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
     context: Context = request.app.state.context
     await no_body(request)
@@ -255,7 +249,7 @@ async def cancel_solve(request: Request, solve_id: SolveId, caller: Annotated[Ca
 async def get_problem(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(_reader)],
+    caller: Reader,
     graph: Annotated[
         Literal["remat-graph/1", "node-link"], Query(description="How to write a graph.")
     ] = "remat-graph/1",
@@ -271,7 +265,7 @@ async def get_problem(
     response_model=TimelineDocument,
     responses=refusals(404, 410),
 )
-async def get_timeline(request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(_reader)]) -> Any:
+async def get_timeline(request: Request, solve_id: SolveId, caller: Reader) -> Any:
     """What runs when and what it holds, of any kind of plan, next to training without a plan; for pictures."""
     return await timeline.of_solve(request.app.state.context, caller, solve_id)
 
@@ -285,7 +279,7 @@ async def get_timeline(request: Request, solve_id: SolveId, caller: Annotated[Ca
 async def get_progress(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(_reader)],
+    caller: Reader,
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
 ) -> Any:
     """Incumbent and bound over time."""
@@ -306,7 +300,7 @@ async def get_progress(
 async def get_events(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(_reader)],
+    caller: Reader,
     last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
 ) -> Response:
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
