@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def test_a_long_sentence_is_found() -> None:
 def test_words_that_mean_something_else_are_not_used() -> None:
     found = {page.name: FORBIDDEN.findall(re.sub(r"`[^`]+`", "", prose(page.read_text()))) for page in PAGES}
     assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_messages_do_not_use_them_either() -> None:
+    """What is written in quotes, but for docstrings, in all that ships."""
+    found = []
+    for path in sorted(path for part in ("solver", "service", "client") for path in (ROOT / part).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        quoted = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+        found += [(path.name, node.lineno) for node in quoted if FORBIDDEN.search(str(node.value))]
+    assert found == []
 
 
 def test_the_documentation_is_short() -> None:

@@ -30,9 +30,9 @@ _POLL_S = 0.05
 
 _WORKER = """\
 import sys, types
-house = types.ModuleType("remat_solver")
-house.__path__ = [sys.argv.pop(1)]
-sys.modules["remat_solver"] = house
+package = types.ModuleType("remat_solver")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["remat_solver"] = package
 from remat_solver.backends.worker import main
 main(sys.argv[1:])
 """
