@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
+.PHONY: help bench papers recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,14 @@ demo: $(STAMP)  ## train two real models at half their activation memory, planne
 
 bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table and a page in rematbench-out/; goes on after a kill
 	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out
+
+MINUTES ?= inf
+
+papers: $(STAMP)  ## the papers' tables and figures again, on two idle cores; stops and goes on: MINUTES=60 starts no more
+	$(BIN)/remat warm
+	$(BIN)/python -m benchmarks.figures.joins --out benchmarks/results/figures
+	$(BIN)/python -m benchmarks.figures.memory > /dev/null
+	$(BIN)/python -m benchmarks.figures all --minutes $(MINUTES)
 
 test: lint test-quick  ## the checks and every test that is quick
 

@@ -56,9 +56,10 @@ def _answers(plan: Settings, name: str, graph: Graph) -> Iterator[tuple[float, A
     most = plain_peak(graph)
     shares = {least + (most - least) * n // steps: round(n / steps, 4) for n in range(plan.points)}
     rotor = () if LinearNetwork.apply(graph) is None else ("rotor",)
-    methods = plan.wanted(name, (BEST, "checkpoint-all", *rotor, *baselines_of(graph)))
-    for answer in answers(graph, sorted(shares), methods, plan.seconds):
-        yield shares[answer.budget_bytes], answer
+    for method in (BEST, "checkpoint-all", *rotor, *baselines_of(graph)):
+        if plan.wants(name, method):
+            for answer in answers(graph, sorted(shares), method, plan.seconds):
+                yield shares[answer.budget_bytes], answer
 
 
 class Case(NamedTuple):

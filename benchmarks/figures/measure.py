@@ -1,118 +1,288 @@
-"""The measurements behind the figures: overhead, largest batches, ratios and times, each row into a CSV file."""
+"""The measurements behind the figures in pieces: overhead, largest batches, ratios and times, kept as CSV files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures.captured import profiles, trained
 from benchmarks.figures.panels import rows_of
-from benchmarks.figures.solves import BEST, Row, Settings, answers, baselines_of, budgets_of, row_of
+from benchmarks.figures.solves import (
+    BEST,
+    FORMULAS,
+    PROGRAMS,
+    Piece,
+    Row,
+    Settings,
+    accountings,
+    baselines_of,
+    budgets_of,
+    options_for,
+    pieces_of,
+)
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.machine import machine
-from remat_ir import Graph, Problem
-from remat_solver import max_batch, solve
+from remat_ir import Graph
+from remat_solver import max_batch
 
-FOLDER = Path(__file__).parents[1] / "results" / "figures"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "results" / "figures"
+WORK = ROOT / "papers-out"
 BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
 """The batch sizes of the paper's public graphs."""
+READINGS = (
+    ("16 GiB, input charged", 16 * 2**30, True),
+    ("16 GB, input charged", 16 * 10**9, True),
+    ("16 GB, input free", 16 * 10**9, False),
+)
+"""Of the paper's "16 GB": its words, bytes, and whether the input batch counts."""
 
 
-def tradeoff(plan: Settings) -> Iterator[Row]:
+def tradeoff(plan: Settings) -> Iterator[Piece]:
     """Overhead against budget; costs are a V100 roofline, batches those of the public graphs."""
     for name in ("vgg16", "mobilenet", "unet"):
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
-        methods = (BEST, "checkpoint-all", *baselines_of(graph), "lp-rounding")
-        yield from _over_budgets(plan, name, graph, methods)
+        methods = (BEST, "milp", "checkpoint-all", *baselines_of(graph), "lp-rounding")
+        yield from pieces_of(plan, name, BATCHES[name], graph, budgets_of(graph, plan.points), methods)
 
 
-def ratios(plan: Settings) -> Iterator[Row]:
+def ratios(plan: Settings) -> Iterator[Piece]:
     """Cost in FLOPs of the approximations, and of the best plan known, over budgets."""
     for name in ("mobilenet", "vgg16", "vgg19", "unet", "resnet50"):
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name])
-        yield from _over_budgets(plan, name, graph, (BEST, "ap-sqrt", "ap-greedy", "griewank", "lp-rounding"))
+        methods = (BEST, "ap-sqrt", "ap-greedy", "griewank", "lp-rounding")
+        yield from pieces_of(plan, name, BATCHES[name], graph, budgets_of(graph, plan.points), methods)
 
 
-def _over_budgets(plan: Settings, name: str, graph: Graph, methods: Iterable[str]) -> Iterator[Row]:
-    budgets = budgets_of(graph, plan.points)
-    for answer in answers(graph, budgets, plan.wanted(name, methods), plan.seconds):
-        yield row_of(name, BATCHES[name], graph, answer)
+def times(plan: Settings) -> Iterator[Piece]:
+    """Solve time against graph size, halfway between the least need and the plain peak; of ResNet50 three budgets."""
+    for name in ("vgg16", "unet", "fcn8", "segnet", "mobilenet", "resnet50"):
+        graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
+        halfway = budgets_of(graph, 3)[1]
+        for method in ("milp", "milp-tight", BEST):
+            long = name == "resnet50" and method == "milp"
+            mine = plan._replace(program_s=plan.long_s) if long else plan
+            budgets = budgets_of(graph, 5)[1:4] if long else [halfway]
+            yield from pieces_of(mine, name, BATCHES[name], graph, budgets, (method,))
 
 
-def batches(plan: Settings) -> Iterator[Row]:
-    """The largest batch at the cost of one more forward pass in FLOPs, for three readings of 16 GB."""
-    readings = (
-        ("16 GiB, input charged", 16 * 2**30, True),
-        ("16 GB, input charged", 16 * 10**9, True),
-        ("16 GB, input free", 16 * 10**9, False),
-    )
+def batches(plan: Settings) -> Iterator[Piece]:
+    """The largest batch at the cost of one more forward pass in FLOPs, for three readings of 16 GB.
+
+    The paper's program is asked for one of them: each of its searches may take an hour.
+    """
     for name in ("unet", "fcn8", "segnet", "resnet50", "vgg19", "mobilenet"):
         network = ARCHITECTURES[name]()
         graph, image = training_graph(network, 1), FLOAT * prod(network.shape)
-        for reading, memory, charged in readings:
-            subject = graph if charged else graph.with_fixed(graph.fixed_bytes - image)
-            for method in plan.wanted(name, ("checkpoint-all", *baselines_of(graph), BEST)):
-                found = max_batch(
-                    subject,
-                    memory,
-                    batch_bytes=image if charged else 0,
-                    method=method,
-                    time_limit_s=plan.seconds,
-                    total_s=12 * plan.seconds,
-                )
-                yield {
-                    "network": name,
-                    "memory": reading,
-                    "method": method,
-                    "batch": found.batch,
-                    "bound": found.bound if method == BEST else "",
-                    "overhead": "" if found.answer is None else found.answer.overhead,
-                    "seconds": round(found.seconds, 2),
-                }
+        for at, reading in enumerate(READINGS):
+            methods = ("checkpoint-all", *baselines_of(graph), BEST, *(("milp",) if at == 2 else ()))
+            for method in methods:
+                total_s = plan.long_s if method in PROGRAMS else 12 * plan.seconds if method == BEST else None
+                rows = partial(_largest, name, graph, image, reading, method, plan.limit_s(method), total_s)
+                yield Piece(name, method, str(at), total_s or plan.seconds, 2 if method == BEST else 1, rows)
 
 
-def times(plan: Settings) -> Iterator[Row]:
-    """Solve time against graph size, halfway between the least need and the plain peak."""
-    small = training_graph(ARCHITECTURES["vgg16"](), 1)
-    solve(Problem(small, budgets_of(small, 3)[1]), method=BEST, time_limit_s=120.0)  # compiles, once per installation
-    for name in ("vgg16", "unet", "fcn8", "segnet", "mobilenet", "resnet50"):
-        graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
-        budget = budgets_of(graph, 3)[1]
-        for method in plan.wanted(name, ("milp", "milp-tight", BEST)):
-            answer = solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds)
-            yield row_of(name, BATCHES[name], graph, answer)
+def _largest(
+    name: str,
+    graph: Graph,
+    image: int,
+    reading: tuple[str, int, bool],
+    method: str,
+    limit_s: float,
+    total_s: float | None,
+) -> Iterator[Row]:
+    words, memory, charged = reading
+    subject = graph if charged else graph.with_fixed(graph.fixed_bytes - image)
+    for freeing in accountings(method):
+        found = max_batch(
+            subject,
+            memory,
+            batch_bytes=image if charged else 0,
+            method=method,
+            time_limit_s=limit_s,
+            total_s=total_s,
+            options=options_for(freeing),
+        )
+        solves = method in (BEST, *PROGRAMS)
+        yield {
+            "network": name,
+            "memory": words,
+            "method": method,
+            "batch": found.batch,
+            "bound": found.bound if solves else "",
+            "overhead": "" if found.answer is None else found.answer.overhead,
+            "seconds": round(found.seconds, 2),
+            "ended": "time" if solves and not found.proved else "",
+            "freeing": freeing,
+            "limit_s": total_s or "",
+        }
 
 
-MEASURES: dict[str, Callable[[Settings], Iterable[Row]]] = {
-    "tradeoff": tradeoff,
-    "profiles": profiles,
-    "trained": trained,
+def captured(name: str, plan: Settings) -> Iterator[Piece]:
+    """A measurement of captured steps, whose profile belongs to all of its rows, in one piece."""
+
+    def rows() -> Iterable[Row]:
+        from benchmarks.figures import captured  # imports torch, which takes longer than most pieces
+
+        measure: Callable[[Settings], Iterable[Row]] = getattr(captured, name)
+        return measure(plan._replace(seconds=min(plan.seconds, 6.0)))
+
+    yield Piece("", name, "", 3600.0, 2, rows)
+
+
+def rotor(_: Settings) -> Iterator[Piece]:
+    """Rotor's networks in full width at its sizes, profiled on one core, and all plans verified on that profile."""
+    from benchmarks.models.stages import PROFILED
+
+    for name in PROFILED:
+        yield Piece(name, "rotor", "", 3600.0, 1, partial(_profiled, name))
+
+
+def _profiled(name: str) -> Iterator[Row]:
+    import torch
+
+    from benchmarks.models.stages import whole
+    from benchmarks.training.rotor import profiled
+
+    torch.set_num_threads(1)
+    for row in profiled(name, *whole(name)):
+        yield {"network": name, **row._asdict()}
+
+
+MEASURES: dict[str, Callable[[Settings], Iterable[Piece]]] = {
     "batches": batches,
+    "tradeoff": tradeoff,
     "ratios": ratios,
     "times": times,
+    "rotor": rotor,
+    "profiles": partial(captured, "profiles"),
+    "trained": partial(captured, "trained"),
 }
 
 
-def measure(name: str, folder: Path, plan: Settings) -> None:
-    """Run one measurement and write its CSV row by row, so that an interrupted run leaves what it had."""
+def wanted(name: str, plan: Settings) -> list[Piece]:
+    """The pieces of a measurement that are asked for."""
+    if name in ("rotor", "profiles", "trained"):  # one profile for all rows, and networks of their own
+        return list(MEASURES[name](plan)) if plan.methods is None is plan.networks else []
+    return [piece for piece in MEASURES[name](plan) if plan.wants(piece.network, piece.method)]
+
+
+def run_piece(name: str, piece: str, work: Path, plan: Settings) -> None:
+    """Run one piece here, and keep its rows with what they were measured on.
+
+    Raises:
+        SystemExit: there is no such piece.
+    """
+    found = next((one for one in wanted(name, plan) if one.name == piece), None)
+    if found is None:
+        raise SystemExit(f"{name} has no piece {piece}")
+    before, start = machine(), time.monotonic()
+    rows = [{**row, "load": before.load, "commit": commit()} for row in found.rows()]
+    kept = {
+        "rows": rows,
+        "machine": machine("highspy").since(before),
+        "date": before.date,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    path = _kept(work, name, piece)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(kept, indent=1) + "\n")
+    part.replace(path)
+
+
+def run_pieces(names: Iterable[str], work: Path, plan: Settings, arguments: list[str], until: float) -> bool:
+    """Run the pieces that are not kept yet, the shortest first; whether all are kept.
+
+    What solves something runs in a process of its own, and what keeps one core busy two at a time where there are
+    two. After `until`, by the monotonic clock, nothing is started: the next run goes on.
+    """
+    left = [
+        (piece, name) for name in names for piece in wanted(name, plan) if not _kept(work, name, piece.name).exists()
+    ]
+    left.sort(key=lambda item: (item[0].limit_s, item[1]))
+    together = min(2, os.cpu_count() or 1)
+    hours = sum(piece.limit_s * piece.cores / together for piece, _ in left) / 3600
+    print(f"{len(left)} pieces to run, {hours:.1f} hours if each takes its limit; {machine()}", flush=True)
+    done = []
+
+    def start(item: tuple[Piece, str]) -> None:
+        piece, name = item
+        if time.monotonic() + piece.limit_s > until:
+            return
+        began = time.monotonic()
+        if piece.method in FORMULAS:
+            run_piece(name, piece.name, work, plan)
+            code = 0
+        else:
+            command = [sys.executable, "-m", "benchmarks.figures", name, "--piece", piece.name, *arguments]
+            code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        done.append(code == 0)
+        said = "" if code == 0 else f", failed with exit code {code}"
+        print(f"{name} {piece.name}: {time.monotonic() - began:.1f} s of {piece.limit_s:.0f}{said}", flush=True)
+
+    for cores in (together, 1):
+        with ThreadPoolExecutor(together // cores) as pool:
+            list(pool.map(start, (item for item in left if min(item[0].cores, together) == cores or together == 1)))
+        if together == 1:
+            break
+    return len(done) == len(left) and all(done)
+
+
+def collect(name: str, work: Path, folder: Path, plan: Settings) -> None:
+    """Put the kept pieces of a measurement into its CSV file, in place of older rows of the same methods."""
+    paths = [_kept(work, name, piece.name) for piece in MEASURES[name](plan)]
+    kept = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not kept:
+        return
+    new = [row for piece in kept for row in piece["rows"]]
+    covered = {_owner(row) for row in new}
+    rows = [*(row for row in rows_of(folder, name) if _owner(row) not in covered), *new]
+    columns = list(dict.fromkeys(column for row in (*new, *rows) for column in row))
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.part"
-    kept = [row for row in rows_of(folder, name) if not plan.wants(row["network"], row["method"])]
     with part.open("w", newline="") as file:
-        writer = None
-        for count, row in enumerate(chain(kept, MEASURES[name](plan))):
-            if writer is None:
-                writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
-            file.flush()
-            if count >= len(kept):
-                print(*row.values(), flush=True)
-    if writer is None:
-        part.unlink()
-        raise SystemExit(f"{name} has no row for these networks and methods; nothing was written")
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     part.replace(folder / f"{name}.csv")
-    (folder / f"{name}.txt").write_text(f"at most {plan.seconds:g} s a solve, {machine()} at the end\n")
+    dates, commits = sorted({piece["date"] for piece in kept}), sorted({row["commit"] for row in new})
+    loads = [row["load"] for row in new]
+    older = "" if len(rows) == len(new) else f"; {len(rows) - len(new)} of {len(rows)} rows are older, without a commit"
+    (folder / f"{name}.txt").write_text(
+        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}, load before a piece {min(loads)} to {max(loads)}; "
+        f"last {kept[-1]['machine']}{older}\n"
+    )
+
+
+def _owner(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is a measurement of; a newer one of the same takes its place."""
+    return row["network"], row["method"], row.get("memory"), row.get("costs")
+
+
+def _kept(work: Path, name: str, piece: str) -> Path:
+    return work / name / f"{piece}.json"
+
+
+def commit() -> str:
+    """The commit that is measured, with a "+" if the tree differs from it; empty outside a repository."""
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return told.stdout.strip()

@@ -44,7 +44,8 @@ def rows_of(folder: Path, name: str) -> Rows:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return sorted(csv.DictReader(file), key=lambda row: list(NAMES).index(row["network"]))
+        order = {name: at for at, name in enumerate(NAMES)}
+        return sorted(csv.DictReader(file), key=lambda row: order.get(row["network"], len(order)))
 
 
 def overhead(row: dict[str, str]) -> float | None:
@@ -89,6 +90,26 @@ def curves(axis: Any, rows: Rows, at: Callable[[dict[str, str]], float], label: 
     axis.legend(fontsize=7)
 
 
+def accounted(rows: Rows, freeing: str) -> Rows:
+    """The rows that count memory one way, "paper" or "" for ours; of methods that know one way, those."""
+    two = {row["method"] for row in rows if row.get("freeing")}
+    return [row for row in rows if row["method"] not in two or row["freeing"] == freeing]
+
+
+def both(rows: Rows, method: str, say: Callable[[dict[str, str] | None], str]) -> str:
+    """A method's cell as the paper counts memory, and as we do where that is another."""
+    texts = [
+        say(next((row for row in accounted(rows, freeing) if row["method"] == method), None))
+        for freeing in ("paper", "")
+    ]
+    return texts[0] if texts[0] == texts[1] else " / ".join(texts)
+
+
+def stopped(row: dict[str, str]) -> str:
+    """The mark of a cell that ended on its time limit."""
+    return "*" if row.get("ended") == "time" else ""
+
+
 def auto_first(rows: Rows) -> list[str]:
     """The methods of some rows, auto before the others."""
     return sorted(by(rows, "method"), key=lambda method: method != "auto")
@@ -97,9 +118,11 @@ def auto_first(rows: Rows) -> list[str]:
 def cell(row: dict[str, str] | None, method: str) -> str:
     """An overhead in %, for auto with its proved bound where that is another number."""
     if row is None or not row["cost"]:
+        if row is not None and stopped(row):
+            return f"–{stopped(row)}"
         return "infeasible" if row is not None and row["status"] == "infeasible" and method == "auto" else "–"
     over, cost, bound = overhead(row), int(row["cost"]), int(row["bound"] or row["once"])
     assert over is not None
     if method != "auto" or (cost - bound) / cost <= 0.001:
-        return f"{100 * over:.2f}"
-    return f"{100 * over:.2f} (≥ {100 * (bound / int(row['once']) - 1):.2f})"
+        return f"{100 * over:.2f}{stopped(row)}"
+    return f"{100 * over:.2f}{stopped(row)} (≥ {100 * (bound / int(row['once']) - 1):.2f})"

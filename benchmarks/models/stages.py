@@ -217,9 +217,12 @@ growth of 16, the others a quarter as wide.
 """
 
 PROFILED = {
-    **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet200"), (1, 112)),
-    **dict.fromkeys(("densenet121", "densenet161", "densenet169", "densenet201"), (1, 112)),
-    "inception": (1, 139),
+    **dict.fromkeys(("resnet18", "resnet34"), (16, 224)),
+    "resnet50": (8, 224),
+    "resnet101": (1, 1000),
+    **dict.fromkeys(("resnet152", "resnet200"), (4, 224)),
+    **dict.fromkeys(("densenet121", "densenet161", "densenet169", "densenet201"), (4, 224)),
+    "inception": (4, 299),
 }
 """The same for the paper's networks as they are, whose stages are measured one at a time."""
 

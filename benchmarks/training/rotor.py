@@ -3,9 +3,10 @@
 Each model is a list of stages with its loss as the last one. Its stages are profiled, every plan is made from that
 profile, executed, and measured: CPU seconds of a whole training step, in rounds that interleave all plans, and the peak
 of the allocator's own events. Each round profiles the stages twice, before each half of its runs; the predicted times
-are those of the median profile, taken while the machine was in the state of the runs. The paper's networks in their
-full width are profiled stage by stage on real inputs, and their plans verified, not run. `python -m
-benchmarks.training.rotor --out DIR` writes the rows, the figure and the tables; `--models` and `--profiled` choose.
+are those of the median profile, taken while the machine was in the state of the runs. `python -m
+benchmarks.training.rotor --out DIR` writes the rows, the figure and the tables; `--models` chooses. The paper's
+networks in their full width are profiled stage by stage on real inputs, and their plans verified, not run: that is
+`python -m benchmarks.figures rotor`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import argparse
 import csv
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from benchmarks.harness.table import table as markdown
-from benchmarks.models.stages import PROFILED, TRAINED, build, whole
+from benchmarks.models.stages import TRAINED, build
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.profiling import measure
@@ -31,8 +32,14 @@ from remat_ir import Chain, ChainPlan, Problem, budget_at, plain_chain_plan, ver
 from remat_solver import solve
 from remat_solver.chain import Least, segmented_plan
 
-FRACTIONS = (0.35, 0.5, 0.65, 0.8)
-"""Budgets of rotor and revolve next to those of the sequential plans' peaks."""
+ROWS = Path(__file__).parents[1] / "results" / "rotor.csv"
+"""What was measured last."""
+
+FRACTIONS = tuple(n / 10 for n in range(1, 11))
+"""Budgets of rotor and revolve next to those of the sequential plans' peaks: ten, equally spaced, as in the paper."""
+
+PROFILES = 5
+"""Measurements of each stage that is profiled alone; their median counts."""
 
 MOST_SEGMENTS = 10
 """How many numbers of segments are tried from 2 to 2√L, as in the paper."""
@@ -115,7 +122,7 @@ def median_times(chain: Chain, profiles: Sequence[Chain]) -> Chain:
 
 def profiled(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor) -> list[Row]:
     """Profile a model, and verify all plans on that profile."""
-    chain = chain_of(stages, x, repetitions=1, clock=time.process_time_ns).chain
+    chain = chain_of(stages, x, repetitions=PROFILES, clock=time.process_time_ns).chain
     rows = []
     for method, budget, plan in plans_of(chain):
         verdict = verify(Problem(chain, 2**53), plan)
@@ -238,7 +245,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("rotor-out"))
     parser.add_argument("--rounds", type=int, default=7, help="runs of each plan, interleaved with the others")
     parser.add_argument("--models", default=",".join(TRAINED), help=f"to train, some of: {','.join(TRAINED)}")
-    parser.add_argument("--profiled", default=",".join(PROFILED), help=f"to profile: {','.join(PROFILED)}")
     parser.add_argument("--draw-only", action="store_true", help="read the rows written before, and sum them up again")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -250,7 +256,7 @@ def main() -> None:
             writer = csv.writer(file)
             if fresh:
                 writer.writerow(Row._fields)
-            for name, rows in _all(options.models, options.profiled, options.rounds):
+            for name, rows in _all(options.models, options.rounds):
                 writer.writerows(rows)
                 file.flush()
                 print(name, summary(rows), flush=True)
@@ -261,27 +267,30 @@ def main() -> None:
     print(text)
 
 
-def _all(models: str, whole_ones: str, rounds: int) -> Iterator[tuple[str, list[Row]]]:
+def _all(models: str, rounds: int) -> Iterator[tuple[str, list[Row]]]:
     for name in filter(None, models.split(",")):
         size, stages, x = build(name)
         yield name, measured(name, size, stages, x, rounds)
-    for name in filter(None, whole_ones.split(",")):
-        yield name, profiled(name, *whole(name))
 
 
 def read(path: Path) -> list[list[Row]]:
     """The rows of a file, by model and size; the latest measurement of each counts."""
+    with path.open(newline="") as file:
+        return groups_of(csv.DictReader(file))
+
+
+def groups_of(found: Iterable[Mapping[str, str]]) -> list[list[Row]]:
+    """Rows as text, by model and size."""
     groups: dict[tuple[str, str], list[Row]] = {}
-    kinds: dict[str, Callable[[str], object]] = dict.fromkeys(Row._fields, float)
+    kinds: dict[str, Callable[[str], Any]] = dict.fromkeys(Row._fields, float)
     kinds |= dict.fromkeys(("model", "size", "method"), str)
     kinds |= dict.fromkeys(("budget_bytes", "predicted_bytes", "measured_bytes"), int)
-    with path.open(newline="") as file:
-        for found in csv.DictReader(file):
-            row = Row(*(kinds[name](found[name]) if found[name] else None for name in Row._fields))
-            group = groups.setdefault((row.model, row.size), [])
-            if row.method == "plain":
-                group.clear()
-            group.append(row)
+    for text in found:
+        row = Row(*(kinds[name](text[name]) if text[name] else None for name in Row._fields))
+        group = groups.setdefault((row.model, row.size), [])
+        if row.method == "plain":
+            group.clear()
+        group.append(row)
     return list(groups.values())
 
 

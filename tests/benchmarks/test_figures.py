@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from benchmarks.figures.draw import draw, page
-from benchmarks.figures.measure import FOLDER, MEASURES, measure
+from benchmarks.figures.measure import FOLDER, MEASURES, collect, run_piece, run_pieces
 from benchmarks.figures.panels import rows_of
-from benchmarks.figures.solves import Settings, budgets_of
+from benchmarks.figures.solves import Piece, Settings, budgets_of, pieces_of
+from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
+
+from remat_ir import plain_peak
+from remat_ir.working_set import working_set
 
 
 def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
@@ -53,33 +61,64 @@ def test_the_page_adds_up(tmp_path: Path) -> None:
         ],
     )
     batch = {"network": "unet", "memory": "16 GB", "overhead": 0.1, "seconds": 1}
-    write(folder, "batches", [{**batch, "method": "auto", "batch": 60, "bound": 61}])
+    write(folder, "batches", [{**batch, "method": "auto", "batch": 60, "bound": 61, "ended": "time"}])
     write(folder, "times", [row("milp", "", 1000), row("auto", 1010, 1010, status="optimal")])
     draw(folder)
     text = (tmp_path / "figures.md").read_text()
     assert text == page(folder)
     assert "| 1.00 | 10.00 (≥ 5.00) | 30.00 | – |" in text
     assert "1.154, 2 of 2 (1.27)" in text  # the root of 1.1 · 1.21
-    assert "| U-Net | 57 (printed version: 61) | – | – | – | – | – | – | **60** (≤ 61) |" in text
+    assert "| U-Net | 57 (printed version: 61) | – | – | – | – | – | – | – | **60*** (≤ 61) |" in text
     assert "0.5 s, no plan" in text
     assert "0.5 s, optimal" in text
     for name in ("tradeoff", "batches", "times"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measurements_are_merged_by_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run for some methods replaces their rows and leaves the others."""
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is not run again, and takes the place of older rows of the same methods in the file."""
+    ran = []
 
-    def rows(plan: Settings) -> list[dict[str, object]]:
-        return [row(method, plan.points, plan.seconds) for method in ("auto", "milp") if plan.wants("unet", method)]
+    def pieces(plan: Settings) -> Iterator[Piece]:
+        for method in ("checkpoint-all", "ap-sqrt"):
 
-    monkeypatch.setitem(MEASURES, "times", rows)
-    measure("times", tmp_path, Settings(2.5, 7))
-    measure("times", tmp_path, Settings(3.5, 8, frozenset({"auto"})))
-    measure("times", tmp_path, Settings(9, 9, None, frozenset({"vgg16"})))
-    assert (tmp_path / "times.txt").read_text().startswith("at most 9 s a solve")
-    found = [(r["method"], r["cost"], r["bound"]) for r in rows_of(tmp_path, "times")]
-    assert found == [("milp", "7", "2.5"), ("auto", "8", "3.5")]
+            def rows(method: str = method) -> list[dict[str, object]]:
+                ran.append(method)
+                return [row(method, len(ran), "")]
+
+            yield Piece("unet", method, "", 1.0, 1, rows)
+
+    monkeypatch.setitem(MEASURES, "times", pieces)
+    work, folder = tmp_path / "work", tmp_path / "figures"
+    write(folder, "times", [row("ap-sqrt", 7, ""), row("auto", 8, "")])
+    run_piece("times", "unet-ap-sqrt", work, Settings())
+    collect("times", work, folder, Settings())
+    assert {(r["method"], r["cost"]) for r in rows_of(folder, "times")} == {("ap-sqrt", "1"), ("auto", "8")}
+    assert "1 of 2 rows are older" in (folder / "times.txt").read_text()
+    assert run_pieces(["times"], work, Settings(), [], math.inf)
+    assert ran == ["ap-sqrt", "checkpoint-all"]
+    assert not run_pieces(["times"], tmp_path / "anew", Settings(), [], time.monotonic())
+    assert ran == ["ap-sqrt", "checkpoint-all"]
+
+
+def test_a_piece_says_what_it_was_measured_on(tmp_path: Path) -> None:
+    """Both ways to count memory, what ended on its limit, and each row's load and commit."""
+    graph = training_graph(ARCHITECTURES["vgg16"](), 4)
+    methods = ("chen-sqrt", "lp-rounding")
+    found = list(pieces_of(Settings(program_s=1e-3), "vgg16", 4, graph, [plain_peak(graph) - 1], methods))
+    assert [piece.name for piece in found] == ["vgg16-chen-sqrt", "vgg16-lp-rounding"]
+    rows = [made for piece in found for made in piece.rows()]
+    assert [(r["method"], r["freeing"], r["ended"]) for r in rows] == [
+        ("chen-sqrt", "", ""),
+        ("chen-sqrt", "paper", ""),
+        ("lp-rounding", "", "time"),
+    ]
+    run_piece("batches", "vgg19-checkpoint-all-0", tmp_path, Settings())
+    kept = json.loads((tmp_path / "batches" / "vgg19-checkpoint-all-0.json").read_text())
+    assert {"load", "commit", "limit_s"} <= set(kept["rows"][0])
+    assert "load average" in kept["machine"]
+    with pytest.raises(SystemExit, match="no piece nothing"):
+        run_piece("batches", "nothing", tmp_path, Settings())
 
 
 def test_the_committed_page_is_that_of_the_committed_files() -> None:
@@ -87,11 +126,6 @@ def test_the_committed_page_is_that_of_the_committed_files() -> None:
 
 
 def test_budgets_span_from_the_least_need_to_the_plain_peak() -> None:
-    from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
-
-    from remat_ir import plain_peak
-    from remat_ir.working_set import working_set
-
     graph = training_graph(ARCHITECTURES["vgg16"](), 4)
     budgets = budgets_of(graph, 5)
     assert (budgets[0], budgets[-1]) == (working_set(graph).least_bytes, plain_peak(graph))
@@ -103,6 +137,7 @@ def test_the_committed_memory_tables_are_what_the_command_writes() -> None:
     from benchmarks.figures import memory
 
     assert memory.PAGE.read_text() == memory.page()
+    assert memory.ROWS.read_text() == memory.text_of(memory.resnets())
 
 
 def test_what_autograd_saves_is_counted_once_a_storage() -> None:
