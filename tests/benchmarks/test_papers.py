@@ -78,7 +78,7 @@ def judged(paper: float, ours: float, sense: str) -> str:
 def test_numbers_and_verdicts_are_those_of_the_files() -> None:
     """Each row with a file: the paper's number is read from the page, ours from the file, and both are judged again."""
     found = {cells(row)[0]: row for row in ROWS}
-    claims = [claim for make in CLAIMS.values() for claim in make(FOLDER)]
+    claims = [claim for makers in CLAIMS.values() for make in makers for claim in make(FOLDER)]
     assert len(claims) > 40
     for claim in claims:
         _, paper, ours, verdict, _ = cells(found[claim.what])
