@@ -42,7 +42,8 @@ def test_readme_commands_are_targets() -> None:
 
 
 CLIENT = ROOT / "client" / "remat"
-ADAPTERS = {CLIENT / "device.py", CLIENT / "device_flags.py"}
+ADAPTERS = {CLIENT / "device.py", CLIENT / "device_flags.py", CLIENT / "_compat" / "tracing.py"}
+"""The last one puts back the autocast of each kind, which a trace that an error ends may leave changed."""
 ACCELERATORS = {"accelerator", "cuda", "mps", "xpu"}
 
 
