@@ -1,7 +1,7 @@
 """The language all parts speak: graphs, problems, plans, answers, their digests, and the verifier of every plan."""
 
 from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth_more_time
-from .batch import LARGEST_BATCH, BatchFamily, LargestBatch
+from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_more
 from .branches import backward_order, branches_of
 from .chain import Chain
 from .chain_lift import lifted_plan, lowered_plan
@@ -109,6 +109,7 @@ __all__ = [
     "least_memory",
     "lifted_plan",
     "lowered_plan",
+    "one_forward_pass_more",
     "optimal_sentence",
     "outgrown",
     "overhead_of",

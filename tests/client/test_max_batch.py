@@ -10,12 +10,13 @@ import remat
 from client.small_models import numbers
 from remat.batch.affine import between
 from remat.batch.largest import LargestBatch, Try
+from remat.batch.search import most_overhead
 from remat.errors import NothingFound, PlanningError
 from remat.planning.sizes import same_structure
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.training.step import training_step
-from remat_ir import Graph, InvalidData, Problem, plain_peak, verify
+from remat_ir import Graph, InvalidData, Problem, graph_of, plain_peak, verify
 
 MIB = 2**20
 
@@ -144,6 +145,14 @@ def test_too_small_a_budget_says_so() -> None:
 def test_arguments_that_cannot_be_meant(budget, options, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidData, match=message):
         remat.max_batch(net, lambda b: numbers(b, 128), budget, **options)
+
+
+def test_without_a_limit_it_is_one_more_forward_pass() -> None:
+    """Equation 9 of Checkmate: the forward ops twice and the backward ones once."""
+    graph = graph_of([3, 5, 2], [1, 1, 1], [[], [0], [1]], backward_from=2)
+
+    assert most_overhead(None, graph) == pytest.approx(0.8)
+    assert most_overhead(0.1, graph) == 0.1
 
 
 def test_the_fit_of_two_sizes_is_the_graph_of_a_third() -> None:

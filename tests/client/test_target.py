@@ -150,7 +150,10 @@ def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> Non
     assert operations_of(product) == 2 * 64 * 32 * 64 * 192
     assert all(m.cost_ns >= h100.launch_ns for m in priced.profiled.kernels.values())
     by_bytes = price(kernels, TARGETS["l40s"])
+    counted = price(kernels, target_of("flops")).profiled.kernels
+    assert counted[product].cost_ns == 2 * 64 * 32 * 64 * 192
     flat = [n for n in kernels if priced.classes[n] == "pointwise"]
+    assert all(counted[n].cost_ns == n.meta["val"].numel() for n in flat if isinstance(n.meta["val"], torch.Tensor))
     assert sum(by_bytes.profiled.kernels[n].cost_ns for n in flat) > sum(
         priced.profiled.kernels[n].cost_ns for n in flat
     )

@@ -65,7 +65,7 @@ def max_batch(
     make_model: Callable[[], nn.Module],
     make_batch: Callable[[int], Any],
     budget: Budget,
-    max_overhead: float = 0.35,
+    max_overhead: float | None = None,
     *,
     planner: Planner | str | None = None,
     make_optimizer: Callable[[nn.Module], Any] | None = None,
@@ -84,7 +84,8 @@ def max_batch(
         make_model: the module, in train mode, on its device; called once.
         make_batch: from a batch size to the model's arguments: a tensor, a tuple, or a mapping of keyword arguments.
         budget: bytes of the device, on an accelerator those that its driver has to give, or `remat.ActivationBytes`.
-        max_overhead: the most predicted time beyond plain training, as a share of it; 0 is plain training.
+        max_overhead: the most predicted time beyond plain training, as a share of it; 0 is plain training, None is one
+            more forward pass (Checkmate, equation 9).
         planner: as for `remat.optimize`.
         make_optimizer: from the module to its optimizer, whose state counts as fixed.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
@@ -121,11 +122,11 @@ def max_batch(
 
 
 def _check(
-    budget: Budget, max_overhead: float, multiple_of: int, limit: int, precision: float, most_tries: int
+    budget: Budget, max_overhead: float | None, multiple_of: int, limit: int, precision: float, most_tries: int
 ) -> None:
     if isinstance(read_budget(budget), Fraction):
         raise InvalidData("a share of what a batch needs grows with the batch: give bytes or remat.ActivationBytes")
-    if not max_overhead >= 0:
+    if max_overhead is not None and not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     if not 1 <= multiple_of <= limit:
         raise InvalidData(f"multiple_of must be from 1 to the limit of {limit}, not {multiple_of}")

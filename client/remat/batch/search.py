@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, readable, verify
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, one_forward_pass_more, overhead_of, readable, verify
 
 from ..device import Accelerator, of
 from ..device_flags import out_of_memory
@@ -58,6 +58,17 @@ class Try:
     seconds: float
 
 
+def most_overhead(asked: float | None, graph: Graph) -> float:
+    """The most that a plan may cost more, as a share: as asked, or one more forward pass (Checkmate, equation 9).
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> most_overhead(None, graph_of([3, 5, 2], [1, 1, 1], [[], [0], [1]], backward_from=2))
+        0.8
+    """
+    return overhead_of(one_forward_pass_more(graph), graph.total_cost_ns) if asked is None else asked
+
+
 class BatchSearch:
     """What is known of a module's step by batch: graphs captured, plans found, and what a real step needed beyond.
 
@@ -77,7 +88,7 @@ class BatchSearch:
         model: nn.Module,
         make_batch: Callable[[int], Any],
         budget: Budget,
-        max_overhead: float,
+        max_overhead: float | None,
         planner: CoordinatedPlanner,
         asking: SolveOptions,
         job: Job,
@@ -158,7 +169,7 @@ class BatchSearch:
             predicted = room.outside + planned.memory.reserved
         assert isinstance(answer.plan, Plan)
         self.plans.append(answer.plan)
-        if answer.overhead is not None and answer.overhead > self.max_overhead:
+        if answer.overhead is not None and answer.overhead > most_overhead(self.max_overhead, step.graph):
             return ended(
                 f"the best plan costs {100 * answer.overhead:.1f} % more than plain training", answer, predicted
             )
@@ -231,7 +242,9 @@ class BatchSearch:
             if isinstance(answer.plan, Plan) and self._cheap(problem, answer.plan):
                 self.plans.append(answer.plan)
                 return True
-            if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > self.max_overhead:
+            if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > most_overhead(
+                self.max_overhead, graph
+            ):
                 return False
         return False
 
@@ -240,7 +253,9 @@ class BatchSearch:
             cost = verify(problem, plan).cost_ns
         except InvalidPlan:
             return False
-        return overhead_of(cost, problem.subject.total_cost_ns) <= self.max_overhead
+        graph = problem.subject
+        assert isinstance(graph, Graph)
+        return overhead_of(cost, graph.total_cost_ns) <= most_overhead(self.max_overhead, graph)
 
     def _greedy(self, problem: Problem) -> Answer:
         return greedy_answer(problem, time_limit_s=2.0, look_s=0.0)

@@ -61,7 +61,7 @@ captured as it would be on that device and its kernels are priced by a roofline;
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, a config.json, or a preset.")]
 DEVICES = (
-    "One of a10, a100, gaudi3, h100, h200, l4, l40s, mi300x, rtx3090, rtx4090, rtx5090, t4, v100,"
+    "One of a10, a100, flops, gaudi3, h100, h200, l4, l40s, mi300x, rtx3090, rtx4090, rtx5090, t4, v100,"
     " or a table in a TOML or JSON file"
 )
 """Written out: the names of `remat.target.devices` cannot be imported here without torch."""

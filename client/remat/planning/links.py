@@ -48,7 +48,7 @@ LINKS: Mapping[str, LinkKind] = {
 OF_TARGET: dict[str, str] = {"a100": "pcie4", "l40s": "pcie4", "h100": "pcie5", "h200": "pcie5"}
 OF_TARGET |= dict.fromkeys(("rtx3090", "rtx4090", "a10", "l4"), "pcie4")
 OF_TARGET |= dict.fromkeys(("rtx5090", "mi300x", "gaudi3"), "pcie5")
-OF_TARGET |= dict.fromkeys(("t4", "v100"), "pcie3")
+OF_TARGET |= dict.fromkeys(("t4", "v100", "flops"), "pcie3")
 """Which link a kind of device of `remat.target.devices` has in a common machine."""
 
 

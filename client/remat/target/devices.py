@@ -54,6 +54,8 @@ class Target:
         context_bytes: what is not there for tensors.
         profiles: the name under which costs that were measured on this kind of device are shared; empty: none are.
         capability: what CUDA says of its generation, by which libraries choose kernels.
+        counts_operations: costs are floating-point operations, not ns (Checkmate, Section 4.2): those of products,
+            convolutions and attentions by torch's formulas, of every other kernel one for each number that it makes.
         source: where the figures are from.
     """
 
@@ -66,6 +68,7 @@ class Target:
     context_bytes: int = CONTEXT_BYTES
     profiles: str = ""
     capability: tuple[int, int] = (9, 0)
+    counts_operations: bool = False
     source: str = ""
 
     @property
@@ -193,6 +196,15 @@ TARGETS: Mapping[str, Target] = {
         },
         source="AMD's data sheet; the kernels are those that torch has on CUDA",
     ),
+    "flops": Target(
+        "Tesla V100, costs in operations",
+        16384 * 2**20,
+        0.9e12,
+        {"float32": 15.7e12},
+        capability=(7, 0),
+        counts_operations=True,
+        source="Checkmate, Section 4.2: costs are operations, the memory is that of the paper's V100",
+    ),
     "gaudi3": Target(
         "Intel Gaudi 3",
         128 * 2**30,
@@ -247,7 +259,7 @@ def _read(data: Any) -> Target:
         raise InvalidData("it must have the fields name, memory, bandwidth and peak")
     known = {"memory": "memory_bytes", "context": "context_bytes"}
     known |= {f.name: f.name for f in fields(Target) if not f.name.endswith("_bytes")}
-    del known["capability"]
+    del known["capability"], known["counts_operations"]
     for word in data:
         if word not in known:
             raise InvalidData(f"{word} is none of the fields {', '.join(sorted(known))}")

@@ -133,6 +133,8 @@ def _modelled(node: fx.Node, kind: str, target: Target) -> Measured:
     share = target.achieved[kind]
     moved = sum(map(_bytes, (*read, *made)))
     operations = operations_of(node)
+    if target.counts_operations:
+        return Measured(operations or sum(int(t.numel()) for t in made), workspace_bytes(node))
     bandwidth = target.bandwidth * (target.achieved["pointwise"] if operations else share)
     seconds = moved / bandwidth
     if operations:
