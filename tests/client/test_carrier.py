@@ -202,7 +202,7 @@ def test_a_better_plan_takes_over_under_autocast() -> None:
     (pending,) = [each for each in model.forward.backend.trained if each.looked_for is not None]
     assert pending.answer.method == "again"
     planner.go.set()
-    assert pending.looked_for.wait(60) is not None  # type: ignore[union-attr]
+    assert pending.looked_for.wait(60) is not None
     same(8)
     assert pending.answer.method == "plain"
     assert pending.looked_for is None
@@ -254,7 +254,7 @@ def test_an_instances_own_forward_is_compiled_and_put_back() -> None:
     plain = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
     model = copy.deepcopy(plain)
     for each in (plain, model):
-        each.forward = torch.autocast("cpu", torch.bfloat16)(each.forward)  # type: ignore[method-assign]
+        each.forward = torch.autocast("cpu", torch.bfloat16)(each.forward)
     own = model.forward
     remat.enable(model, **AGAIN)
     x = torch.randn(32, 16)
@@ -294,9 +294,9 @@ def test_what_no_guard_sees_is_seen() -> None:
     same()
     everywhere.remove()
     same()
-    Part.forward = lambda self, x: nn.functional.linear(x, self.weight)  # type: ignore[method-assign, misc]
+    Part.forward = lambda self, x: nn.functional.linear(x, self.weight)
     same()
-    Part.__call__ = lambda self, x: self.forward(x) * 2  # type: ignore[method-assign]
+    Part.__call__ = lambda self, x: self.forward(x) * 2
     same()
 
 
