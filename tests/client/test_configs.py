@@ -114,6 +114,7 @@ def test_the_length_is_of_configurations_alone(command: Any, tmp_path: Path) -> 
     assert "a function makes its own call" in ran.err
 
 
+@pytest.mark.thorough
 def test_a_model_fits_by_its_configuration(command: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(small("openai-community/gpt2")))
     ran = command("fit", tmp_path, "-d", "h100", "--batch", 4, "--length", 32, "-t", 1, "--local", "--json", "-q")

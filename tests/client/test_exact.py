@@ -125,6 +125,7 @@ def test_every_plan_trains_exactly(name: str, profiles: DiskProfiles) -> None:
         assert measure.differences(plain, outcome(case, callable_of(case, step, plan))) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["batch_norm_and_dropout", pytest.param("tied_weights", marks=pytest.mark.slow)])
 def test_the_peak_is_the_predicted_one(name: str, profiles: DiskProfiles) -> None:
     torch.manual_seed(0)

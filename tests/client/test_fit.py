@@ -271,6 +271,7 @@ def test_checkpoints_run_each_block_again_and_keep_what_they_say(table: Path) ->
         per_block(graph_of([1], [1], [[]]))
 
 
+@pytest.mark.thorough
 def test_fit_and_compare_on_the_command_line(script: Path, table: Path, tmp_path: Path) -> None:
     run, cli = CliRunner(), ["--device", str(table), "--local", "-q", "--json"]
     found = run.invoke(app, ["fit", str(script), *cli, "-t", "2", "--optimizer", "adamw"])

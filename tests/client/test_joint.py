@@ -44,6 +44,7 @@ def anew() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.thorough
 def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) -> None:
     """Bit for bit what eager trains, static and with symbols, by plans that compute again."""
     plain = Blocks()

@@ -210,6 +210,7 @@ def _trained(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("share", ["85%", "60%"])
 def test_a_whole_model_is_checkpointed_block_by_block_within_one_budget(share: str, dropout: float) -> None:
@@ -233,6 +234,7 @@ def test_a_whole_model_is_checkpointed_block_by_block_within_one_budget(share: s
     assert all("forward" not in layer.__dict__ for layer in model.layers)
 
 
+@pytest.mark.thorough
 def test_more_blocks_are_checkpointed_where_less_fits_and_what_does_not_fit_is_refused() -> None:
     model = Model(0.0)
     peaks = []

@@ -20,6 +20,7 @@ SHORTEST = 100
 WIDTH = 16
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_lengths_in_random_order(count: int, caplog: pytest.LogCaptureFixture) -> None:
     """Dynamo's limit of recompilations would end planning silently, and plans that no one drops fill the memory."""

@@ -41,6 +41,7 @@ def said(first: str, tmp_path: Path, **env: str) -> list[str]:
     return ran.stderr.splitlines()
 
 
+@pytest.mark.thorough
 def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
     """From the capture to the first step's peak; no line of torch's about blocks that it does not know."""
     lines = said("", tmp_path)
@@ -51,6 +52,7 @@ def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
     assert all(line.startswith("remat: ") for line in lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["logging.basicConfig(level='WARNING')", "logging.getLogger('remat').setLevel(30)"])
 def test_who_configures_logging_is_left_alone(first: str, tmp_path: Path) -> None:
     assert said(first, tmp_path) == []

@@ -291,6 +291,7 @@ def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, workers: W
     assert started[2] < started[0] < started[1]
 
 
+@pytest.mark.thorough
 def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, workers: Workers, url: str) -> None:
     """Three workers, one running solve allowed: never two at once, and all end without waiting for upkeep."""
     _ask(url, "UPDATE tenants SET most_running = 1")

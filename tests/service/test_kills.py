@@ -134,6 +134,7 @@ def test_memory_watchdog(tmp_path: Path) -> None:
         assert own.metric("remat_solver_kills_total") == 1
 
 
+@pytest.mark.thorough
 def test_children_hold_no_secret(tmp_path: Path) -> None:
     """The environment of forkserver and children is scrubbed."""
     with serving(tmp_path, workers=1) as own:
