@@ -105,7 +105,7 @@ def main() -> int:
 
 def absent(python: Path) -> list[str]:
     """The private names of torch that the client uses in full and this release does not have."""
-    code = "from house.test_private_names import absent; print('\\n'.join(absent()))"
+    code = "from repository.test_private_names import absent; print('\\n'.join(absent()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT / "client")))}
     done = subprocess.run((str(python), "-c", code), check=True, capture_output=True, text=True, env=environment)
     return done.stdout.split()
