@@ -72,7 +72,7 @@ def _least_ms(work: Callable[[], object], times: int) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="append the table to this file, as Markdown")
     with Report("Reading a graph", ("ops", "reader", "ms", "ms with digests"), parser.parse_args().out) as report:
         for ops in (300, 3000):
@@ -80,8 +80,8 @@ def main() -> None:
             text, times = json.dumps(Problem(graph, plain_peak(graph)).to_json()).encode(), 6_000 // ops
             for name, read in readers().items():
                 assert read(text) == graph
-                both = _least_ms(lambda read=read, text=text: Written(read(text)), times)  # type: ignore[misc]
-                report.add(ops, name, f"{_least_ms(lambda r=read, t=text: r(t), times):.2f}", f"{both:.2f}")  # type: ignore[misc]
+                both = _least_ms(lambda read=read, text=text: Written(read(text)), times)
+                report.add(ops, name, f"{_least_ms(lambda r=read, t=text: r(t), times):.2f}", f"{both:.2f}")
 
 
 if __name__ == "__main__":

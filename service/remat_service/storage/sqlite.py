@@ -29,7 +29,6 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.util import await_only
 
-DRIVER = "sqlite+remat"
 _THREADS = ThreadPoolExecutor(16, "sqlite")  # apart from where certificates are checked, for which no commit waits
 
 
