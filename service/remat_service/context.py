@@ -18,7 +18,7 @@ from .storage.cache_key import SOLVER
 from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
-from .storage.queue import Queue, Turns
+from .storage.queue import Queue
 from .storage.response_cache import ResponseCache, WriteBehind
 from .storage.seals import Seals, seals_of
 from .storage.snapshot import SnapshotReader
@@ -54,7 +54,6 @@ class Context:
     supervisor: Supervisor
     health: Health
     queue: Queue
-    turns: Turns
     waits: Waits
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
@@ -81,7 +80,7 @@ def build_context(
         ServiceError: no key to seal by, or one that cannot be used.
     """
     database = database or Database(settings.database_url.get_secret_value(), settings=settings)
-    verifier, metrics, turns = Verifier(), Metrics(), Turns()
+    verifier, metrics = Verifier(), Metrics()
     metrics.build.info({"solver": SOLVER, "version": version("remat")})
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
@@ -105,7 +104,6 @@ def build_context(
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),
         health=Health(database, seals),
-        queue=Queue(database, turns, settings.stale_after_s),
-        turns=turns,
+        queue=Queue(database, settings.stale_after_s),
         waits=Waits(database.clock),
     )

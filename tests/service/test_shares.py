@@ -85,7 +85,7 @@ async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) ->
         name = names[due]
         served.append(name)
         await _set(context, due, "ended")
-        context.turns.spend(callers[name].tenant_id, 5.0)
+        context.queue.turns.spend(callers[name].tenant_id, 5.0)
         names[await _ask(context, callers[name], 2000 + i, priority=100 * (name == "red"))] = name
     assert (served.count("red"), served.count("blue")) == (3, 6)
 

@@ -63,6 +63,6 @@ async def execute(context: Context, claimed: Claimed) -> None:
         await give_back(context, claimed, context.settings.stale_after_s)
     finally:
         seconds = context.clock.monotonic() - begun
-        context.turns.spend(row.tenant_id, seconds)
+        context.queue.turns.spend(row.tenant_id, seconds)
         context.metrics.tenant_seconds.labels(tenant).inc(seconds)
         context.metrics.running.dec()

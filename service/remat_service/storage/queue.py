@@ -125,10 +125,11 @@ class Queue:
 
     Attributes:
         carry: tells the engine; None where there is none.
+        turns: which tenant is due, by the seconds that this process has given to each.
     """
 
-    def __init__(self, database: Database, turns: Turns, stale_after_s: float) -> None:
-        self._database, self._turns, self._stale_after_s = database, turns, stale_after_s
+    def __init__(self, database: Database, stale_after_s: float) -> None:
+        self._database, self.turns, self._stale_after_s = database, Turns(), stale_after_s
         self.carry: Carry | None = None
         self._put = database.insert(solves).on_conflict_do_nothing().returning(solves.c.id)
         self._waiting, self._counted_at = 0, -float("inf")
@@ -164,7 +165,7 @@ class Queue:
             if not await self.waiting(connection):
                 return None
         async with self._database.write() as connection:
-            due = self._turns.order(await self.waiting(connection))
+            due = self.turns.order(await self.waiting(connection))
             # first what nobody else has locked; where that is nothing, a joiner may have a row for a moment
             for skip_locked in (True, False):
                 for each in due:
