@@ -43,7 +43,7 @@ from remat.distributed.ranks import RankPlanner, Ranks, planner_of
 from remat.planning.options import SolveOptions
 from remat.planning.quick import Better
 from remat.planning.sources import GreedyPlanner
-from remat.training.enable import plans_of
+from remat.training.enable import backend_of, plans_of
 from remat_ir import Answer, Graph, Problem, RematError
 
 
@@ -297,11 +297,44 @@ def on_accelerators_only() -> dict[str, Any]:
     return {"heard": heard, "least": planner.coordinator.least([rank, 5 - rank]), "sent": sent, "same": same}
 
 
+class Broken(nn.Module):
+    """A forward that Dynamo cuts into two graphs; while the second runs the first rank has more there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([blocks(2), blocks(2)])
+
+    @torch.compiler.disable
+    def more(self) -> None:
+        self.held = torch.empty(4096 if dist.get_rank() == 0 else 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.parts[0](x)
+        self.more()
+        return self.parts[1](x)
+
+
+def broken() -> dict[str, Any]:
+    plain, planned = Broken(), Broken()
+    remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
+    outcome = [trained(m, DistributedDataParallel(m), steps=5) for m in (plain, planned)]
+    division = backend_of(planned).division
+    assert division is not None
+    plans = [str(plan.to_json()) for _, plan in backend_of(planned).shared.chosen()]
+    return {
+        "plain": outcome[0],
+        "planned": outcome[1],
+        "overhead": division.overhead,
+        "digest": [str(division), *plans],
+    }
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **COLLECTIVE_CASES,
     **PIPELINE_CASES,
     "on_accelerators_only": on_accelerators_only,
     "ddp": ddp,
+    "broken": broken,
     "buckets": buckets,
     "unreduced": unreduced,
     "static_graph": lambda: ddp(static_graph=True),

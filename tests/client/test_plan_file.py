@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 import remat
+from client.test_shared import Broken
 from client.transferring import Mover
 from remat.planning.plan_file import PlanFile, difference
-from remat.profiling.measure import differences, forward_backward, outcome
+from remat.profiling.measure import differences, forward_backward, outcome, peak_memory
 from remat_ir import Answer, InvalidData, graph_of
 
 
@@ -157,3 +159,25 @@ def test_each_way_in_which_a_graph_may_differ_is_seen() -> None:
     assert all(difference(named if other.op_names else graph, other) for other in others)
     assert difference(graph, replace(graph, op_cost_ns=(9, 9, 9), value_bytes=(9, 9, 9), fixed_bytes=9)) is None
     assert difference(named, replace(named, op_names=("x:mm", "y:mm", "z:mm"))) is None
+
+
+def test_the_plans_of_a_divided_budget_are_taken_without_a_planner(tmp_path: Path) -> None:
+    """Those of each graph of a forward that breaks, within the budget that they shared."""
+    model, x, path = Broken(), torch.randn(256, 128), tmp_path / "plan.json"
+    again = copy.deepcopy(model)
+    remat.enable(model, budget="60%", planner="greedy")
+    model(x).backward()
+    with pytest.raises(InvalidData, match="has not been divided yet"):
+        remat.save_plans(model, path)
+    for _ in range(3):
+        model(x).backward()
+    remat.save_plans(model, path)
+    remat.enable(again, plan=path, planner=Deaf())
+    for _ in range(4):
+        again.zero_grad()
+        again(x).backward()
+    one, other = (each.forward.backend.division for each in (model, again))
+    assert (one.calls, one.overhead > 0, other.overhead) == (3, True, pytest.approx(one.overhead, abs=0.05))
+    assert one.fixed_bytes + one.allowed_bytes == other.fixed_bytes + other.allowed_bytes
+    again.zero_grad()
+    assert peak_memory(lambda: again(x).backward()).peak_bytes <= other.predicted_bytes

@@ -47,7 +47,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     names = ("ddp", "chain_in_ddp", "join_in_ddp", "join_refused", "refused", "later", "while_tracing")
-    names += ("on_accelerators_only", "buckets", "unreduced", "implicitly_replicated")
+    names += ("on_accelerators_only", "broken", "buckets", "unreduced", "implicitly_replicated")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -56,6 +56,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) -> None:
     """A planned module and planned stages in DDP, every other step under `no_sync`; branches that meet in a head."""
     same(found, name)
+
+
+def test_ranks_share_one_budget_over_the_graphs_of_a_broken_forward(found: list[dict[str, Any]]) -> None:
+    """By the same division on each, whichever of them had more there in the step that was watched."""
+    same(found, "broken")
 
 
 @pytest.mark.thorough

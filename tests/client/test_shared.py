@@ -166,6 +166,28 @@ def test_an_enabled_module_whose_forward_breaks_has_one_budget() -> None:
     assert 0.99 * found.predicted_bytes <= measured <= found.predicted_bytes <= found.allowed_bytes
 
 
+def test_gradients_released_in_a_forward_that_breaks_share_the_budget() -> None:
+    """Each graph steps its own parameters in its backward pass; the parameters are those of the plain loop."""
+    model, x = Broken(), torch.randn(256, 128)
+    plain = copy.deepcopy(model)
+    steps = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, model)]
+    remat.enable(model, budget="60%", planner="greedy", optimizer=steps[1], release_gradients=True)
+
+    def train(each: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        each(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(4):
+        train(plain, steps[0])
+        train(model, steps[1])
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    found = model.forward.backend.division
+    assert (found.calls, found.overhead > 0) == (3, True)
+    measured = peak_memory(lambda: model(x).backward()).peak_bytes
+    assert 0.98 * found.predicted_bytes <= measured <= found.predicted_bytes
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("loop", [dcgan, gradient_midway, retained, in_flight])
 def test_a_loop_with_several_calls_outstanding_stays_inside_the_budget(loop: Loop) -> None:
@@ -295,6 +317,31 @@ def test_a_users_checkpoint_around_planned_blocks(reentrant: bool, checkpointed:
         step(blocks, seed)
         step(plain, seed)
         assert equal(gradients(blocks), gradients(plain))
+
+
+def test_a_share_that_is_too_small_for_one_block_may_be_enough_for_all() -> None:
+    """A share is one of the step: the first block alone is no reason to refuse it."""
+    blocks = nn.Sequential(*(stretch(1) for _ in range(3)))
+    x, behind = torch.randn(256, 64), backend("60%")
+    plain = copy.deepcopy(blocks)
+    with pytest.raises(remat.BudgetTooSmall):
+        remat.optimize(copy.deepcopy(plain[0]), x, budget="60%", planner="greedy", mode="graph")
+    run = [torch.compile(block, backend=behind) for block in blocks]
+    for _ in range(4):
+        blocks.zero_grad(), plain.zero_grad()
+        run[2](run[1](run[0](x))).square().mean().backward()
+        plain(x).square().mean().backward()
+        assert equal(gradients(blocks), gradients(plain))
+    assert behind.division is not None
+    assert behind.division.calls == 3
+
+
+def test_a_share_that_no_choice_fits_is_refused_with_one_that_is_enough() -> None:
+    run, x = torch.compile(Broken(), backend=backend("5%")), torch.randn(256, 128)
+    run(x).backward()
+    run(x).backward()  # watched
+    with pytest.raises(remat.BudgetTooSmall, match=r"are fixed: a share of [0-9.]+%"):
+        run(x)
 
 
 def test_a_budget_that_no_choice_fits_is_refused_with_what_is_enough() -> None:

@@ -102,14 +102,14 @@ class Calls:
         if node is None:
             return
         number, found = next(self._numbers), self._found
-        token = _Token()
+        token, reference = _Token(), weakref.ref(node)  # a hook that held its own node would keep it for good
         node.metadata[self] = token
         found[number] = call
         weakref.finalize(token, found.pop, number, None).atexit = False
 
         def before(_: Any) -> None:
             if torch.is_grad_enabled():
-                _compat.when_differentiated(node, NO_SECOND)
+                _compat.when_differentiated(reference(), NO_SECOND)
             self._before(call)
             _ENDS[_pass()] = after
 

@@ -12,19 +12,21 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from remat_ir import Answer, Status, readable
+from remat_ir import Answer, Plan, Status, readable
 
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..device import Accelerator, Watch, capturing, of
 from ..errors import BudgetTooSmall
 from ..planning.allot import Option
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, share_of
+from ..planning.coordinator import Coordinator
 from ..planning.division import Pass, Row, Stack, divide, least_bytes, peak_by
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
@@ -114,6 +116,7 @@ class _Session:
         running: the call whose pass has begun and not ended.
         accelerated: whether the allocator's count is that of an accelerator.
         lost: whether something was not seen.
+        ended: whether another watch has ended this one.
     """
 
     watch: Watch
@@ -123,6 +126,7 @@ class _Session:
     steps: list[_Step] = field(default_factory=lambda: [_Step()])
     running: Call | None = None
     lost: bool = False
+    ended: bool = False
 
     def cut(self, kind: Pass, call: Call | None, held: Iterable[Call]) -> None:
         """What has been since the last cut was this."""
@@ -159,6 +163,7 @@ class SharedBudget:
 
     Attributes:
         shares: whether calls may share; otherwise each has the whole of it.
+        improves: whether the planner is asked for better plans than the greedy ones.
         several: whether a step has several calls, or a graph that Dynamo has broken.
         division: what they got, once the budget has been divided.
     """
@@ -172,7 +177,8 @@ class SharedBudget:
     ) -> None:
         self.budget, self._planner, self._asking, self._live = budget, planner, asking, live
         self.calls = Calls(self._before_backward, self._after_backward)
-        self.shares, self.several = True, False
+        self.shares = self.improves = True
+        self.several = False
         self.division: Division | None = None
         self._table: dict[Stack, Point] = {}
         self._of: dict[Stack, PlannedSizes] = {}
@@ -183,21 +189,31 @@ class SharedBudget:
         self._wanted = False
         self._fixed: dict[int, int] = {}
         self._device = torch.device("cpu")
-        self._better: threading.Thread | None = None
-        self._told = False
+        self._divided: tuple[Sequence[Row], int, int] = (), 0, 0
+        self._better: Future[list[tuple[PlannedSizes, Point]]] | None = None
+        self._said = False
         self._lock = threading.RLock()
 
     def share(self) -> None:
-        """From now on the budget is one of several calls, unless the processes of a job plan together."""
+        """From now on the budget is one of several calls, where they may share it."""
         if self.several:
             return
-        if not self.shares or self._planner.here().coordinator.in_step:
-            if not self._told:
+        if not self.shares:
+            if not self._said:
                 log.warning("a step has several graphs or calls: each of them is given the whole budget")
-            self._told = True
+            self._said = True
             return
         log.info("a step has several graphs or calls: they share one budget, divided once a step has been watched")
         self.several = self._wanted = True
+
+    def chosen(self) -> list[tuple[PlannedSizes, Plan]]:
+        """The graphs and plans of the division, each pair once."""
+        found = {(self._of[stack].number, id(point)): (self._of[stack], point) for stack, point in self._table.items()}
+        return [(planned, point.plan) for planned, point in found.values()]
+
+    @property
+    def _ranks(self) -> Coordinator:
+        return self._planner.here().coordinator
 
     def on(self, device: torch.device) -> None:
         """Where the calls run."""
@@ -260,10 +276,10 @@ class SharedBudget:
         found = self._table.get(stack)
         if found is not None:
             return found
-        if self.division is None:
+        if self.division is None or self._ranks.in_step:  # what is outstanding here may be gone on another rank
             return planned.least
-        if not self._told:
-            self._told = True
+        if not self._said:
+            self._said = True
             log.info("a call with others outstanding than in the steps that were watched takes a plan that fits")
         left = self.division.allowed_bytes - sum(_option(each).held_bytes for each in self.calls.outstanding())
         of_this = (point for other, point in self._table.items() if self._of[other] is planned)
@@ -273,22 +289,27 @@ class SharedBudget:
     # steps that are watched
 
     def _next_step(self) -> None:
+        """All ranks begin, go on and end to watch, and take what is better, at the same step."""
         session = self._session
+        found = self._better is not None and self._better.done()
+        ready = self._wanted and self._watched < MOST_WATCHED and not capturing() and not _compat.recording()
+        # of what is outstanding when it begins, a CPU's allocator tells little
+        may_open = ready and (self._postponed >= MOST_POSTPONED or not self.calls.outstanding())
+        enough, goes_on = True, False
+        if session is not None:
+            enough = bool(session.quiet()) and (self._seen <= session.stacks() or session.repeats())
+            here = session.thread is threading.current_thread()
+            goes_on = here and not session.lost and len(session.steps) < MOST_IN_A_ROW
+        found, may_open, enough, goes_on = map(bool, self._ranks.least([found, may_open, enough, goes_on]))
+        if found:
+            self._take_better()
         if session is None:
-            ready = self._wanted and self._watched < MOST_WATCHED and not capturing() and not _compat.recording()
-            # of what is outstanding when it begins, a CPU's allocator tells little
-            if ready and (self._postponed >= MOST_POSTPONED or not self.calls.outstanding()):
+            if may_open:
                 self._open()
             self._postponed += ready
             return
         self._watched += 1
-        enough = bool(session.quiet()) and (self._seen <= session.stacks() or session.repeats())
-        if (
-            enough
-            or session.lost
-            or len(session.steps) >= MOST_IN_A_ROW
-            or session.thread is not threading.current_thread()
-        ):
+        if enough or not goes_on:
             self._close(session)
         else:
             session.steps.append(_Step())
@@ -299,10 +320,10 @@ class SharedBudget:
         before, device = self.calls.outstanding(), of(self._device)
         session = _Session(device.watch(), threading.current_thread(), before, isinstance(device, Accelerator))
 
-        def lost() -> None:
-            session.lost, self._session = True, None
+        def gives_way() -> None:
+            session.lost = session.ended = True
 
-        session.watch.start(lost)
+        session.watch.start(gives_way)
         self._session = session
         self._fixed = {-1: max(0, device.requested_bytes() - sum(_option(each).held_bytes for each in before))}
 
@@ -313,10 +334,9 @@ class SharedBudget:
             BudgetTooSmall: no choice of plans fits.
         """
         self._session = None
-        if session.thread is not threading.current_thread():
-            return  # its watch is another thread's
-        seen = session.watch.stop()
-        if session.lost or not session.quiet():
+        here = session.thread is threading.current_thread()  # otherwise its watch is another thread's
+        seen = session.watch.stop() if here and not session.ended else []
+        if self._ranks.least([bool(seen and session.quiet() and not session.lost)]) != [1]:
             return
         self._wanted = False
         self._seen &= session.stacks() | set(self._table)  # what else there was may come again, and is new then
@@ -330,7 +350,8 @@ class SharedBudget:
                     worst = max(worst, there)
                     self._note(moment, there - moment.says())
             at += len(step.moments)
-        if self.division is None or worst > self.division.allowed_bytes or not set(self._of) <= set(self._table):
+        new = self.division is None or worst > self.division.allowed_bytes or not set(self._of) <= set(self._table)
+        if self._ranks.most([new]) == [1]:
             self._divide()
 
     def _note(self, moment: _Moment, rest: int) -> None:
@@ -382,31 +403,81 @@ class SharedBudget:
         """
         numbers = {planned.number for planned in self._live()}
         self._rows = {k: r for k, r in self._rows.items() if {n for s in (*r.held, r.call or ()) for n in s} <= numbers}
-        rows = list(self._rows.values())
-        stacks = {stack for row in rows for stack in (*row.held, *([] if row.call is None else [row.call]))}
+        stacks = {stack for row in self._rows.values() for stack in row.stacks}
         self._of = {stack: planned for stack, planned in self._of.items() if stack in stacks}
-        if not self._of:
+        if not self._agree() or not self._of:
             return
+        rows = list(self._rows.values())
         plain = {stack: planned.plain.option for stack, planned in self._of.items()}
         fixed = max(sum(self._fixed.values()), *(planned.graph.fixed_bytes for planned in self._of.values()))
-        allowed = _allowed(self.budget, self._asking.slack, fixed, peak_by(rows, plain))
-        chosen = self._choose(rows, allowed)
+        (fixed,) = self._ranks.most([fixed])
+        whole = peak_by(rows, plain)
+        allowed = _allowed(self.budget, self._asking.slack, fixed, whole)
+        chosen = self._by_first(lambda: self._choose(rows, allowed))
         if chosen is None:
             self._wanted = True
-            options = {stack: [p.option for p in planned.points()] for stack, planned in self._of.items()}
-            least = fixed + least_bytes(rows, options)
-            raise BudgetTooSmall(
-                f"no choice of plans for the {len(stacks)} calls of a step fits {readable(fixed + allowed)}; "
-                f"{readable(least, up=True)} is enough, of which {readable(fixed)} are fixed",
-                Answer(status=Status.NOTHING_FOUND, method="division", budget_bytes=max(0, fixed + allowed)),
-            )
+            raise self._refused(rows, allowed, fixed, whole)
         self._take(rows, chosen, allowed, fixed)
-        if self._asking.wait:
-            self._improve(rows, chosen, allowed, fixed)
-        else:
-            given = rows, chosen, allowed, fixed
-            self._better = threading.Thread(target=self._improve, args=given, name="remat-planner", daemon=True)
-            self._better.start()
+        if self.improves:
+            better: Future[list[tuple[PlannedSizes, Point]]] = Future()
+            asks: list[int] = []
+            self._ranks.share(lambda: asks.append(1))  # of the first rank alone
+            if asks:
+                self._ask(chosen, better)
+            else:
+                better.set_result([])
+            self._divided, self._better = (rows, allowed, fixed), better
+            if self._asking.wait:
+                self._take_better()
+
+    def _agree(self) -> bool:
+        """Give each row the most that a rank has seen; False: they have seen different ones, and watch once more."""
+        if not self._ranks.in_step:
+            return True
+        order = {number: at for at, number in enumerate(sorted(planned.number for planned in self._live()))}
+
+        def name(stack: Stack | None) -> list[int]:
+            return [] if stack is None else [order[number] for number in stack]
+
+        named = {(r.kind, str(name(r.call)), str([*map(name, r.held)])): key for key, r in self._rows.items()}
+        mine = [list(each) for each in sorted(named)]
+        if self._ranks.least([self._ranks.share(lambda: mine) == mine]) != [1]:
+            log.info("the ranks have seen different calls: the budget is divided after another step")
+            self._wanted = True
+            return False
+        keys = [named[each] for each in sorted(named)]
+        most = self._ranks.most([self._rows[key].rest_bytes for key in keys])
+        self._rows = {key: Row(*key, rest) for key, rest in zip(keys, most, strict=True)}
+        return True
+
+    def _by_first(self, choose: Callable[[], dict[Stack, Point] | None]) -> dict[Stack, Point] | None:
+        """What the first rank chooses, on all of them."""
+        if not self._ranks.in_step:
+            return choose()
+        stacks = sorted(self._of)
+
+        def plans() -> list[Any] | None:
+            found = choose()
+            return None if found is None else [found[stack].plan.to_json() for stack in stacks]
+
+        told = self._ranks.share(plans)
+        if told is None:
+            return None
+        return {s: self._of[s].point(Plan.from_json(data)) for s, data in zip(stacks, told, strict=True)}
+
+    def _refused(self, rows: Sequence[Row], allowed: int, fixed: int, whole: int) -> BudgetTooSmall:
+        """Why no choice fits, and what is enough."""
+        options = {stack: [p.option for p in planned.points()] for stack, planned in self._of.items()}
+        (least,) = self._ranks.most([least_bytes(rows, options)])
+        text = (
+            f"no choice of plans for the {len(self._of)} calls of a step fits {readable(fixed + allowed)}; "
+            f"{readable(fixed + least, up=True)} is enough, of which {readable(fixed)} are fixed"
+        )
+        if isinstance(self.budget, Fraction):
+            text += f": a share of {share_of(least, whole)}"
+        return BudgetTooSmall(
+            text, Answer(status=Status.NOTHING_FOUND, method="division", budget_bytes=max(0, fixed + allowed))
+        )
 
     def _choose(self, rows: Sequence[Row], allowed: int) -> dict[Stack, Point] | None:
         points = {stack: planned.points() for stack, planned in self._of.items()}
@@ -424,23 +495,37 @@ class SharedBudget:
             planned.keep([point for stack, point in chosen.items() if self._of[stack] is planned])
         log.info("the budget is divided: %s", self.division)
 
-    def _improve(self, rows: Sequence[Row], chosen: Mapping[Stack, Point], allowed: int, fixed: int) -> None:
-        """Ask the planner for what was picked, and divide again among what it makes of that."""
+    def _ask(self, chosen: Mapping[Stack, Point], better: Future[list[tuple[PlannedSizes, Point]]]) -> None:
+        """Ask the planner, in a thread unless it is waited for, for what was picked."""
         planner = self._planner.here().asked
         picks = {(self._of[stack], point): None for stack, point in chosen.items()}
-        try:
-            for planned, point in picks:
-                better = solved(planned.priced, point, 0, planner, self._asking)
-                if better is not None:
-                    planned.add(better)
-        except Exception as error:  # the planner's trouble is no reason to stop training
-            log.warning("no better plan came, training goes on by greedy ones: %s", error)
-            return
-        again = self._choose(rows, allowed)
-        if again is not None and _cost(again) < _cost(chosen):
-            with self._lock:
-                if self._table == chosen:
-                    self._take(rows, again, allowed, fixed)
+
+        def ask() -> None:
+            found = []
+            try:
+                for planned, point in picks:
+                    one = solved(planned.priced, point, 0, planner, self._asking)
+                    if one is not None:
+                        found.append((planned, one))
+            except Exception as error:  # the planner's trouble is no reason to stop training
+                log.warning("no better plan came, training goes on by greedy ones: %s", error)
+            better.set_result(found)
+
+        if self._asking.wait:
+            ask()
+        else:
+            threading.Thread(target=ask, name="remat-planner", daemon=True).start()
+
+    def _take_better(self) -> None:
+        """Divide again among what the planner has made of what was picked."""
+        assert self._better is not None
+        for planned, point in self._better.result():
+            planned.add(point)
+        self._better = None
+        rows, allowed, fixed = self._divided
+        again = self._by_first(lambda: self._choose(rows, allowed))
+        if again is not None and _cost(again) < _cost(self._table):
+            self._take(rows, again, allowed, fixed)
 
 
 def _inside() -> bool:

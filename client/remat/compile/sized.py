@@ -27,7 +27,7 @@ from ..capture.operations import Operations, notes, operations, to_graph
 from ..capture.outstanding import Outstanding
 from ..capture.refused import refuse_split_by_ddp
 from ..capture.trace import refuse
-from ..errors import CaptureError
+from ..errors import BudgetTooSmall, CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
@@ -213,6 +213,14 @@ class PlannedSizes:
         """One more plan of it."""
         self._more.append(point)
 
+    def point(self, plan: Plan) -> Point:
+        """The point of a plan of it."""
+        found = next((point for point in self._more if point.plan == plan), None)
+        if found is None:
+            found = point_of(self.priced, plan)
+            self.add(found)
+        return found
+
     def has(self, point: Point) -> bool:
         """Whether a plan of it has been compiled."""
         return id(point) in self._runs
@@ -318,6 +326,11 @@ class Backend:
         self._graphs.append(weakref.ref(made))
         return made
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a share of one graph may be too small, since it may be a part of what the share is of."""
+        return isinstance(self.budget, Fraction)
+
     def state(self) -> tuple[Any, ...]:
         """What tells plans apart besides the sizes and numbers of a call."""
         return ()
@@ -420,7 +433,7 @@ class SizedGraph:
                 shared = self._backend.shared
                 if not shared.several and shared.calls.outstanding() and not _compat.saved_tensors_have_hooks():
                     shared.share()
-                found = self._backend.least(self, traced) if shared.several else self._backend.solve(self, traced)
+                found = self._solved_or_least(traced)
                 shared.on(device_of(found.priced.operations.flow))
                 return found
         except CaptureError as error:
@@ -430,6 +443,24 @@ class SizedGraph:
             log.log(level, "a part of the model runs without a plan: %s", error)
             self._said = True
             return None
+
+    def _solved_or_least(self, traced: Traced) -> PlannedSizes:
+        """A plan for the whole budget; where that is one of several calls, the one that holds least.
+
+        Raises:
+            CaptureError: it cannot be planned.
+            PlanningError: there is no plan.
+        """
+        shared = self._backend.shared
+        if not shared.several:
+            try:
+                return self._backend.solve(self, traced)
+            except BudgetTooSmall as error:
+                if not self._backend.takes_parts:
+                    raise
+                log.info("a share of this graph alone is too small, that of a step may not be: %s", error)
+                shared.share()
+        return self._backend.least(self, traced)
 
     def solved(self, traced: Traced) -> PlannedSizes:
         """A plan of what was traced at the sizes of a call.

@@ -159,8 +159,12 @@ def share_for(graph: Graph, size: int) -> str:
         >>> share_for(graph_of([1, 1], [100, 50], [[], [0]]), 70)
         '46.7%'
     """
-    whole = max(1, plain_peak(graph) - graph.fixed_bytes)
-    return f"{-(-1000 * max(0, size - graph.fixed_bytes) // whole) / 10:g}%"
+    return share_of(size - graph.fixed_bytes, plain_peak(graph) - graph.fixed_bytes)
+
+
+def share_of(size: int, whole: int) -> str:
+    """A share of bytes, rounded up to a tenth of a percent."""
+    return f"{-(-1000 * max(0, size) // max(1, whole)) / 10:g}%"
 
 
 def share_sentence(graph: Graph, size: int) -> str:

@@ -44,6 +44,11 @@ class Row(NamedTuple):
     held: tuple[Stack, ...]
     rest_bytes: int
 
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The calls in it."""
+        return (*self.held, *([] if self.call is None else [self.call]))
+
     def bytes_by(self, chosen: Mapping[Stack, Option]) -> int:
         """What is there, in bytes above the fixed ones, by one option for each call."""
         return (
@@ -123,7 +128,7 @@ def _solved(
         add(1, 1, {column[call, i]: 1.0 for i in range(len(ways))})
     for row in dict.fromkeys(rows):
         entries: dict[int, float] = {}
-        for call in (*row.held, *([] if row.call is None else [row.call])):
+        for call in row.stacks:
             entries |= {column[call, i]: 0.0 for i in range(len(options[call]))}
         for call in row.held:
             for i, way in enumerate(options[call]):

@@ -1,7 +1,8 @@
 """A plan file: planned steps and their answers, to be run by another process without asking anybody.
 
 It is JSON: `format` is `remat-plans/1`, `steps` a list of objects with the `graph` (`remat-graph/1`, with names), the
-`answer` to it, and `priced`, in words, where its costs are from. The file stays where it is written: it has names.
+`answer` to it, and `priced`, in words, where its costs are from. Where a training step has several calls or graphs,
+`budget_bytes` is what all of them may take together. The file stays where it is written: it has names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, readable, verify
-from remat_ir.schema import array, members, parse
+from remat_ir.schema import Integer, array, members, parse
 
 from ..errors import PlanMismatch
 from .check import checked
@@ -46,6 +47,9 @@ class PlannedStep(NamedTuple):
 class PlanFile:
     """The planned steps of a file.
 
+    Attributes:
+        shared_bytes: the budget of a training step of several calls or graphs; fixed bytes are in it.
+
     Example:
         >>> import tempfile
         >>> from remat_ir import Problem, graph_of, plain_plan
@@ -69,7 +73,8 @@ class PlanFile:
         except OSError as error:
             raise InvalidData(f"the plan file {path} cannot be read: {error.strerror or error}") from None
         try:
-            self.steps = read_steps(parse(text))
+            self.steps, shared = read_steps(parse(text))
+            self.shared_bytes = max(step.answer.budget_bytes for step in self.steps) if shared is None else shared
         except InvalidData as error:
             where = f" (at {error.pointer})" if error.pointer else ""
             raise InvalidData(f"the plan file {path}: {error}{where}", error.pointer) from None
@@ -87,9 +92,13 @@ class PlanFile:
 
     def find(self, graph: Graph) -> PlannedStep | None:
         """The step whose ops and values are those of a graph; the one of the same bytes first."""
-        alike = [step for step in self.steps if difference(graph, step.graph) is None]
+        alike = self.alike(graph)
         same = [step for step in alike if step.graph.value_bytes == graph.value_bytes]
         return next(iter((*same, *alike)), None)
+
+    def alike(self, graph: Graph) -> list[PlannedStep]:
+        """The steps whose ops and values are those of a graph."""
+        return [step for step in self.steps if difference(graph, step.graph) is None]
 
     def mismatch(self, graph: Graph) -> PlanMismatch:
         """Why none of the steps is the one of a graph; of several, the nearest in its number of ops is named."""
@@ -100,13 +109,13 @@ class PlanFile:
         )
 
 
-def read_steps(data: object) -> tuple[PlannedStep, ...]:
-    """The steps of a `remat-plans/1` object, each plan verified on its graph.
+def read_steps(data: object) -> tuple[tuple[PlannedStep, ...], int | None]:
+    """The steps of a `remat-plans/1` object, each plan verified on its graph, and the budget that they share, if any.
 
     Raises:
         InvalidData: malformed; the message names the place.
     """
-    found = members(data, "a plan file", ("steps",), (), FORMAT)
+    found = members(data, "a plan file", ("steps",), ("budget_bytes",), FORMAT)
     rows = array(found["steps"], "steps", "/steps")
     if not rows:
         raise InvalidData("a plan file has at least one step", "/steps")
@@ -123,11 +132,17 @@ def read_steps(data: object) -> tuple[PlannedStep, ...]:
         except InvalidPlan as error:
             raise InvalidData(f"the plan is wrong: {error}", f"{at}/answer/plan") from None
         steps.append(PlannedStep(graph, answer, str(part.get("priced", ""))))
-    return tuple(steps)
+    shared = found.get("budget_bytes")
+    return tuple(steps), None if shared is None else Integer().read(shared, "budget_bytes", "/budget_bytes")
 
 
-def write_plan_file(path: str | os.PathLike[str], steps: Sequence[PlannedStep]) -> None:
+def write_plan_file(
+    path: str | os.PathLike[str], steps: Sequence[PlannedStep], shared_bytes: int | None = None
+) -> None:
     """Write planned steps so that no reader sees a part of them.
+
+    Args:
+        shared_bytes: the budget that they share, fixed bytes included; None: each has its own.
 
     Raises:
         InvalidData: there is no step, or the file cannot be written.
@@ -138,7 +153,8 @@ def write_plan_file(path: str | os.PathLike[str], steps: Sequence[PlannedStep]) 
         {"graph": step.graph.to_json(names=True), "answer": step.answer.to_json(), "priced": step.priced}
         for step in steps
     ]
-    text = json.dumps({"format": FORMAT, "steps": rows}, separators=(",", ":"), allow_nan=False) + "\n"
+    shared = {} if shared_bytes is None else {"budget_bytes": shared_bytes}
+    text = json.dumps({"format": FORMAT, **shared, "steps": rows}, separators=(",", ":"), allow_nan=False) + "\n"
     folder = Path(path).parent
     if not folder.is_dir():
         raise InvalidData(f"{path} cannot be written: there is no folder {folder}")
@@ -210,6 +226,26 @@ class PinnedPlanner:
         log.warning("%s; it is planned as if there were no file", refused)
         return self.otherwise
 
+    def plans_of(self, graph: Graph) -> list[Plan]:
+        """The file's plans of a graph, of which a step of several calls may take any; none where it is left to others.
+
+        Raises:
+            PlanMismatch: the file has no plan of it, and must.
+        """
+        if self.planner_of(graph) is not self:
+            return []
+        self._met = True
+        found = [step.answer.plan for step in self.file.alike(graph) if isinstance(step.answer.plan, Plan)]
+        for plan in found:
+            self._check_link(graph, plan)
+        return found
+
+    def _check_link(self, graph: Graph, plan: Plan) -> None:
+        if graph.link is None and any(isinstance(step, Offload) for step in plan.steps):
+            raise PlanMismatch(
+                f"the plan of {self.file.path} moves values to the host: give the link that it was made for as link="
+            )
+
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
@@ -224,10 +260,7 @@ class PinnedPlanner:
         plan = found.answer.plan
         assert isinstance(plan, Plan)
         self._met = True
-        if problem.graph.link is None and any(isinstance(step, Offload) for step in plan.steps):
-            raise PlanMismatch(
-                f"the plan of {self.file.path} moves values to the host: give the link that it was made for as link="
-            )
+        self._check_link(problem.graph, plan)
         if problem == Problem(found.graph, found.answer.budget_bytes):
             return checked(problem, found.answer)
         said = f"The plan of {self.file.path}, verified and priced here."

@@ -40,7 +40,7 @@ from .names import name_of, with_name
 from .planned import Planned
 from .reserved import StepRoom, Whole, linked
 from .step import BUSY, TrainingStep, running_peak, traced_step
-from .traced import WHOLE, TrainingBackend
+from .traced import TrainingBackend
 
 log = logging.getLogger("remat")
 
@@ -86,10 +86,10 @@ class Planning:
             refuses: whether it raises where a graph cannot be planned, whatever the options say.
         """
         options = replace(self.options, on_failure="raise") if refuses else self.options
-        counts, budget = isinstance(self.budget, int), WHOLE if isinstance(self.budget, PlanFile) else self.budget
-        shares = self.file is None and not self.job.releases
-        least = self.least if shares else None
-        return TrainingBackend(model, self.step, self.planner, options, self.job, counts, budget, least)
+        counts, budget = isinstance(self.budget, int), self.budget
+        if isinstance(budget, PlanFile):  # which has counted the slack
+            options, budget = replace(options, slack=1.0), budget.shared_bytes
+        return TrainingBackend(model, self.step, self.planner, options, self.job, counts, budget, self.least, self.file)
 
     def step(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
         """A plan of a traced graph.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,19 @@ INSTEAD = (
     "call the model once before each backward pass, take each parameter into one model alone, and leave out "
     "release_gradients where gradients are clipped, scaled or accumulated"
 )
+
+
+@dataclass(eq=False)
+class _Open:
+    """A call that has run forward: where autograd comes to it, the leaves that it took, whether that has begun."""
+
+    node: weakref.ref[Any]
+    state: Sequence[torch.Tensor | None]
+    running: bool = False
+
+    def waits(self) -> bool:
+        """Whether its backward pass may still come."""
+        return self.node() is not None and not self.running
 
 
 class Release:
@@ -52,9 +66,8 @@ class Release:
         self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         self._step_of_one = _compat.stand_in(self.optimizer)
         self._workspace: dict[Any, int] = {}
-        self._open: weakref.ref[Any] | None = None
-        self._running = False
-        self._state: Sequence[torch.Tensor] = ()
+        self._open: list[_Open] = []
+        self._begun: _Open | None = None
         self._touched: list[torch.Tensor] = []
         self.optimizer.register_step_pre_hook(lambda *_: self._clear())
 
@@ -79,8 +92,8 @@ class Release:
         """Refuse a call whose gradients could not be released exactly.
 
         Raises:
-            RuntimeError: DDP is around the call, there are gradients already, hooks on them, or a forward pass that
-                waits for its backward pass.
+            RuntimeError: DDP is around the call, there are gradients already, hooks on them, or a forward pass with one
+                of the parameters that waits for its backward pass.
         """
         self._clear()
         if _compat.active_ddp() is not None:
@@ -88,7 +101,9 @@ class Release:
                 "release_gradients=True updates parameters before DistributedDataParallel could average their "
                 "gradients over the ranks: leave it out, or use fully_shard"
             )
-        if self._open is not None and self._open() is not None and not self._running:
+        self._open = [call for call in self._open if call.waits()]
+        taken = {id(tensor) for call in self._open for tensor in call.state}
+        if any(id(parameter) in taken for parameter in parameters):
             raise RuntimeError(
                 "release_gradients=True updates parameters in the backward pass, and an earlier forward pass still "
                 "waits for its own: call backward() after each forward pass, and evaluate under torch.no_grad()"
@@ -107,7 +122,13 @@ class Release:
 
     def after_forward(self, node: Any, state: Sequence[torch.Tensor]) -> None:
         """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
-        self._open, self._state, self._running = weakref.ref(node), state, False
+        call = _Open(weakref.ref(node), [t if t.is_leaf else None for t in state])  # what others made is theirs to free
+        self._open.append(call)
+
+        def reached(_: Any) -> None:
+            self._begun = call
+
+        node.register_prehook(reached)
 
     def begin(self, positions: Sequence[int]) -> None:
         """The backward pass of the step begins.
@@ -115,16 +136,18 @@ class Release:
         Raises:
             RuntimeError: it has been run before.
         """
-        if self._open is None or self._running:
+        if self._begun is None or self._begun.running:
             raise RuntimeError(
                 "release_gradients=True has updated the parameters of this forward pass: backward() runs once for it"
             )
-        self._running = True
+        self._begun.running = True
 
     @torch.no_grad()
     def update(self, position: int, gradient: torch.Tensor) -> None:
         """Step one parameter by its gradient, which is the caller's to free."""
-        parameter = self._state[position]
+        assert self._begun is not None
+        parameter = self._begun.state[position]
+        assert parameter is not None
         group = self._groups[id(parameter)]
         one = self._step_of_one
         one.__dict__.update({k: v for k, v in self.optimizer.__dict__.items() if k not in _compat.STEP_HOOKS})

@@ -14,12 +14,14 @@ from torch import nn
 from remat_ir import Plan
 
 from .. import _compat, generators
+from ..compile.curve import point_of
 from ..compile.sized import Backend, PlannedSizes, Run, SizedGraph, Traced
 from ..device import capturing
 from ..device_flags import device_failed
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction
 from ..planning.options import OnFailure, SolveOptions
+from ..planning.plan_file import PinnedPlanner
 from ..planning.planner import CoordinatedPlanner
 from ..planning.quick import Better, tell_of_better
 from .job import Job
@@ -157,6 +159,7 @@ class TrainingBackend(Backend):
         counts_gradients: whether plans hold for calls alone that find gradients as the call did that was planned.
         budget: of a whole step, where it has several calls; `make_plan` has its own for a step of one.
         make_least: as `make_plan` for such calls: by the plan that holds least; None: each has the whole budget.
+        file: has plans of its own for such calls; no planner is asked for others then.
     """
 
     def __init__(
@@ -169,14 +172,21 @@ class TrainingBackend(Backend):
         counts_gradients: bool = False,
         budget: Budget = WHOLE,
         make_least: MakePlan | None = None,
+        file: PinnedPlanner | None = None,
     ) -> None:
         super().__init__(budget, planner, asking)
         self._model, self._make_plan = weakref.ref(model), make_plan  # Dynamo holds the backend as long as the code
         self._make_least, self.shared.shares = make_least, make_least is not None
+        self._file, self.shared.improves = file, file is None
         self._job, self._release = job, None if job is None else job.release
         self._settled = False  # whether all plans count the gradients of all parameters
         self._counts_gradients = counts_gradients and asking.accumulate == 1 and not asking.release_gradients
         self.check = SelfCheck() if asking.self_check else None
+
+    @property
+    def takes_parts(self) -> bool:
+        """No: Dynamo says that a module's forward is one graph before it is planned."""
+        return False
 
     def state(self) -> tuple[Any, ...]:
         """Gradients that are there before a step, where the budget counts them, and gradients that hooks leave."""
@@ -205,13 +215,17 @@ class TrainingBackend(Backend):
 
         Raises:
             CaptureError: the graph cannot be planned.
+            PlanMismatch: a plan file has no plan of it, and must.
         """
         model = self._model()
         assert model is not None
         assert self._make_least is not None
         with _compat.only_real_tensors():
             planned = self._make_least(model, traced, ())
-        return Trained.of(traced, planned, None, self.asking.on_failure)
+        made = Trained.of(traced, planned, None, self.asking.on_failure)
+        for plan in [] if self._file is None else self._file.plans_of(made.graph):
+            made.add(point_of(made.priced, plan))
+        return made
 
     @property
     def trained(self) -> list[Trained]:
