@@ -59,7 +59,7 @@ class TagSearch:
     def fits(self, again: Collection[int]) -> bool:
         """Whether a set is within the budget and may run."""
         cost, _, over = kernel.evaluate(self._arrays, self._flags(again))
-        return cost != FORBIDDEN and over == 0
+        return bool(cost != FORBIDDEN and over == 0)
 
     def plan(self) -> Plan | None:
         """The best set as a plan."""
