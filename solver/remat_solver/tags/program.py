@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from remat_ir.replay import replay
 from remat_ir.tags import tagged_order, tagged_plan
 
 from ..backends.engine import Engine
+from ..deadline import TimeUp, never
 from ..incumbent import Incumbent
 from ..program import Builder, Floats, Program, Term
 from .search import TagSearch
@@ -29,6 +31,8 @@ _UNITS = 1 << 20
 """The budget and the cost of a step in units of the program: what is rounded off only ever relaxes it."""
 _TURN_S = 2.0
 """CPU seconds of a round's first solve; each further round may take half as long again."""
+_MOST_OPS = 2000
+"""Ops that may be computed again beyond which no engine gets anywhere."""
 ZERO = -1
 
 
@@ -65,9 +69,9 @@ class TagProgram:
             late = [user for v in graph.op_values[op] for user in users[v] if user >= self.boundary]
             self.first_use.append(min(late, default=graph.ops))
 
-    def write(self) -> Program:
+    def write(self, stop: Callable[[], bool] = never) -> Program:
         """The program; its objective is the cost of what is computed again, in units."""
-        builder = Builder()
+        builder = Builder(stop)
         ends = sorted(self.cuts)
         direct = np.asarray([bisect_left(ends, use) for use in self.first_use])
         cost = np.asarray([self.graph.op_cost_ns[op] // self.cost_unit for op in self.free], np.float64)
@@ -225,12 +229,14 @@ class TagProgram:
 
 def prove(incumbent: Incumbent, search: TagSearch, within: tuple[str, ...], stopped: Callable[[], bool]) -> None:
     """Raise the bound of the space round by round, and offer the plans of solutions that fit."""
+    if stopped() or len(search.free) > _MOST_OPS:
+        return
     program = TagProgram(incumbent.problem.graph, incumbent.problem.budget_bytes, search.free.tolist())
     turn = _TURN_S
-    with Engine("highs") as engine:
+    with Engine("highs") as engine, suppress(TimeUp):
         while not stopped():
             outcome = engine.run(
-                program.write(), deadline=incumbent.deadline, stopped=stopped, relative_gap=1e-9, turn_s=turn
+                program.write(stopped), deadline=incumbent.deadline, stopped=stopped, relative_gap=1e-9, turn_s=turn
             )
             if outcome.status == "infeasible":
                 return  # in floating point, which proves nothing
