@@ -83,7 +83,8 @@ def test_the_optimum_of_few_ops_is_brute_force(problem: Problem) -> None:
     if costs:
         assert answer.cost_ns == min(costs)
         assert answer.status is Status.OPTIMAL
-        assert answer.restricted_to == (() if optimum(problem).cost_ns == answer.cost_ns else (TAGS,))
+        # where the free problem was solved in its share of the time, the bound may be of the whole space
+        assert answer.restricted_to == (TAGS,) or optimum(problem).cost_ns == answer.cost_ns
     else:
         assert answer.plan is None
         assert answer.status is Status.INFEASIBLE or answer.restricted_to == (TAGS,)
