@@ -33,7 +33,7 @@ def engine() -> Iterator[Engine]:
 
 def grown(engine: Engine, problem: Problem, cuts: set[int], extra: int) -> tuple[Round, Outcome]:
     """The tree that is to prove `extra` ns more than all ops once."""
-    round_ = write(view_of(problem), Rows({*cuts, problem.graph.ops - 1}), EXACT, cheaper_ns=extra)
+    round_ = write(view_of(problem), Rows({*cuts, problem.graph.ops - 1}), EXACT, cutoff_ns=extra)
     program, factor = balanced(round_.program), balance_of(round_.program)
     outcome = engine.tree(
         program,
@@ -42,7 +42,7 @@ def grown(engine: Engine, problem: Problem, cuts: set[int], extra: int) -> tuple
         stopped=None,
         turn_s=0.5,
         factor=row_factors(round_.program),
-        cheaper=(program.rows - 1, factor * extra),
+        cutoff_row=(program.rows - 1, factor * extra),
     )
     return round_, outcome
 

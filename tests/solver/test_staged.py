@@ -32,8 +32,8 @@ from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
+from remat_solver.staged.primal import in_order, point
 from remat_solver.staged.prove import Proof
-from remat_solver.staged.realize import in_order, point
 from remat_solver.staged.refinement import ProofOptions
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of

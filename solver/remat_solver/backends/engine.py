@@ -171,7 +171,7 @@ class Engine:
         stopped: Callable[[], bool] | None,
         factor: Floats | None = None,
         turn_s: float | None = None,
-        cheaper: tuple[int, float] | None = None,
+        cutoff_row: tuple[int, float] | None = None,
     ) -> Outcome:
         """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only.
 
@@ -179,10 +179,10 @@ class Engine:
             factor: [rows] the powers of two by which rows in whole numbers, each with one side, over whole columns were
                 multiplied; then cutting planes are added first.
             turn_s: CPU seconds after which it ends as it does when time is up.
-            cheaper: the row of points that are cheaper than the cutoff, and the bound that holds once there are none.
+            cutoff_row: that of points that cost less than the cutoff, and the bound that holds once there are none.
         """
         self._only_highs()
-        members = {"offset": program.offset, "cutoff": cutoff, "turn_s": turn_s, "cheaper": cheaper}
+        members = {"offset": program.offset, "cutoff": cutoff, "turn_s": turn_s, "cutoff_row": cutoff_row}
         arrays = program_arrays(program) | ({} if factor is None else {"factor": factor})
         return self._ask("tree", program, members, arrays, deadline, None, stopped)
 

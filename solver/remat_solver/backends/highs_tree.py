@@ -1,7 +1,7 @@
 """Branch and bound by HiGHS's linear programs that keeps what a certificate needs: the duals of every leaf.
 
 Before it branches, the program is tightened by cutting planes (`highs_cuts`) as long as they raise its bound. From time
-to time it is tried whether cutting planes alone leave no point that is cheap enough (`highs_empty`): that ends it.
+to time it is tried whether cutting planes alone leave no point that is cheap enough (`highs_cutoff`): that ends it.
 
 A node's linear program starts from its parent's basis. Its leaf is closed where the objective reaches the cutoff, or
 where it has no point; else it waits, the least bound first, to be branched on a column that strong branching chose.
@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Floats, Program
+from .highs_cutoff import CutoffProof
 from .highs_cuts import Cuts
-from .highs_empty import Emptying
 from .highs_rows import OPTIONS, CutRows
 from .worker import Link
 
@@ -43,10 +43,10 @@ _CUT_SHARE = 0.3
 _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
 _AT_FIRST = 0.1
-"""CPU seconds for emptying before the first branch, if a round takes no longer."""
+"""CPU seconds for the proof under the cutoff before the first branch, if a round takes no longer."""
 _RISE, _IDLE_NODES, _IDLE_SHARE = 0.02, 32, 1.0
 """A tree is idle if after so many nodes the least bound has not risen by this share of what is to be proved; then
-emptying takes this share of the CPU seconds that the tree takes."""
+the proof under the cutoff takes this share of the CPU seconds that the tree takes."""
 _MANY_NODES, _MANY_SHARE = 1000, 0.25
 """The same of trees of many nodes, which seldom come to an end."""
 _EVERY = 16
@@ -77,14 +77,14 @@ class Tree:
         program: Program,
         cutoff: float,
         cuts: Cuts | None = None,
-        cheaper: tuple[int, float] | None = None,
+        cutoff_row: tuple[int, float] | None = None,
     ) -> None:
         self.rows = CutRows(solver, program.rows, cuts)
         self.solver, self.program, self.cutoff = solver, program, cutoff
-        self._emptying: Emptying | None = None
-        if cheaper is not None and cuts is not None:
-            row, self._proved = cheaper
-            self._emptying = Emptying(solver, cuts, row, float(program.row_upper[row]))
+        self._cutoff_proof: CutoffProof | None = None
+        if cutoff_row is not None and cuts is not None:
+            row, self._proved = cutoff_row
+            self._cutoff_proof = CutoffProof(solver, cuts, row, float(program.row_upper[row]))
             # the objective says the same
             solver.changeRowBounds(row, -np.inf, np.inf)
         self.able = np.flatnonzero(program.integer)
@@ -99,7 +99,7 @@ class Tree:
         self._number = itertools.count()
         self._root: Node | None = None
         self.plain: tuple[NDArray[np.int64], Floats] | None = None
-        """The root's rows and duals without cutting planes, where emptying has closed it."""
+        """The root's rows and duals without cutting planes, where the proof under the cutoff has closed it."""
         self._plain: tuple[NDArray[np.int64], Floats] | None = None
         self._round_s = 0.0
         """CPU seconds of a round of cutting planes at the root."""
@@ -170,16 +170,16 @@ class Tree:
 
     def _emptied(self, waiting: list[tuple[float, int, Node]]) -> bool:
         """Whether cutting planes leave no point that is cheap enough; then the tree is its root alone."""
-        emptying, root = self._emptying, self._root
-        if emptying is None or emptying.ended or root is None or waiting[0][0] >= self.cutoff:
+        proof, root = self._cutoff_proof, self._root
+        if proof is None or proof.ended or root is None or waiting[0][0] >= self.cutoff:
             return False
         risen = waiting[0][0] - self._first
         idle = self.nodes > _IDLE_NODES and risen < _RISE * (self.cutoff - self._first)
         share = _IDLE_SHARE if idle else _MANY_SHARE if self.nodes > _MANY_NODES else 0.0
-        taken = self._seconds + time.process_time() - self._began - emptying.seconds
-        left = max(_AT_FIRST, share * taken) - emptying.seconds
-        least = 0.0 if emptying.seconds else self._round_s
-        found = emptying.go_on(left, self.deadline, self.over) if left > least else None
+        taken = self._seconds + time.process_time() - self._began - proof.seconds
+        left = max(_AT_FIRST, share * taken) - proof.seconds
+        least = 0.0 if proof.seconds else self._round_s
+        found = proof.go_on(left, self.deadline, self.over) if left > least else None
         if found is None:
             return False
         root.rows, root.duals = found
@@ -290,7 +290,7 @@ _held: dict[bytes, Tree] = {}
 
 
 def _tree_of(
-    solver: Any, program: Program, cutoff: float, factor: Floats | None, cheaper: tuple[int, float] | None
+    solver: Any, program: Program, cutoff: float, factor: Floats | None, cutoff_row: tuple[int, float] | None
 ) -> Tree:
     """The tree that is held of a program, or a new one."""
     digest = hashlib.blake2b(digest_size=16)
@@ -302,7 +302,7 @@ def _tree_of(
     if held is None or cutoff > held.cutoff:
         for name, value in OPTIONS.items():
             solver.setOptionValue(name, value)
-        held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor), cheaper)
+        held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor), cutoff_row)
     held.cutoff = cutoff
     _held[key] = held
     return held
@@ -312,8 +312,10 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     """Grow a tree and hand it over in preorder; with `factor`, by which whole rows were multiplied, also its cuts."""
     limit, turn_s = members.get("time_limit_s"), members.get("turn_s")
     deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
-    cheaper = members.get("cheaper")
-    tree = _tree_of(solver, program, float(members["cutoff"]), factor, None if cheaper is None else tuple(cheaper))
+    cutoff_row = members.get("cutoff_row")
+    tree = _tree_of(
+        solver, program, float(members["cutoff"]), factor, None if cutoff_row is None else tuple(cutoff_row)
+    )
     root = tree.run(link, deadline, math.inf if turn_s is None else time.process_time() + float(turn_s))
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []

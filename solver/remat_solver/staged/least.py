@@ -22,9 +22,9 @@ from ..backends import Engine
 from ..deadline import Deadline, TimeUp
 from ..program import Builder, Floats, Program, Term
 from ..trace import Trace, trace
-from .realize import realize
+from .primal import primal_heuristic
 from .relaxation import Columns, relax
-from .reruns import Reruns, add_reruns, charge, violated_reruns
+from .reruns import Reruns, add_reruns, add_to, violated_reruns
 from .scale import Scale, balance_of, balanced, scale_of
 
 _LOOSE = 0.1
@@ -80,7 +80,7 @@ class LeastProof:
             self._raise(outcome.bound / factor)
             if outcome.x is None or outcome.status != "optimal":
                 return True
-            run = trace(self._view, realize(self._view, columns, outcome.x))
+            run = trace(self._view, primal_heuristic(self._view, columns, outcome.x))
             if self.low >= self.known or not self._refine(columns, outcome.x, run):
                 return False
         return True
@@ -117,7 +117,7 @@ class LeastProof:
         """Cut where the sequence exceeds the solution's own b most; False where all that can be is told apart."""
         capacity = max(self.low - self.graph.fixed_bytes, round(float(x[0])) * self._scale.bytes)
         view = replace(self._view, capacity=capacity)
-        new = charge(self._reruns, violated_reruns(view, columns, x))
+        new = add_to(self._reruns, violated_reruns(view, columns, x))
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= capacity:
                 break

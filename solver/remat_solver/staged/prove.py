@@ -24,7 +24,7 @@ from ..trace import Trace, trace
 from .certificate import Certified, Certifier, wanted_ns
 from .gains import Gains
 from .interior import violations
-from .realize import point, realize
+from .primal import point, primal_heuristic
 from .refinement import ProofOptions, Refinement
 from .rows import Round, write
 from .scale import balance_of, balanced
@@ -339,7 +339,7 @@ class Proof:
             self.incumbent.raise_bound(bound, self.source)
 
     def _trace(self, round_: Round, x: Floats) -> Trace:
-        return trace(self.view, realize(self.view, round_.columns, x))
+        return trace(self.view, primal_heuristic(self.view, round_.columns, x))
 
     def _offer(self, run: Trace) -> bool:
         """Offer a sequence if it fits, else note what it needs where nothing fits yet; whether it did."""

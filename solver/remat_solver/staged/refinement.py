@@ -10,7 +10,7 @@ from ..array_view import ArrayView
 from ..program import Floats
 from ..trace import Trace
 from .relaxation import Columns
-from .reruns import charge, violated_reruns
+from .reruns import add_to, violated_reruns
 from .rows import Round, Rows, cover_of
 from .scale import Scale, finer, scale_of
 
@@ -46,7 +46,7 @@ class Refinement:
 
     def refine(self, round_: Round, x: Floats, run: Trace) -> bool:
         """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
-        new = self.options.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
+        new = self.options.reruns and add_to(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
         rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= self.view.capacity:

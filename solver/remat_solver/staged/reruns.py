@@ -29,16 +29,16 @@ _MOST_CHARGED = 150
 
 
 Reruns = dict[int, set[int]]
-"""Rows (h): the recomputations whose memory is charged, for each coarse stage by a stage that it holds."""
+"""Rows (h): the recomputations whose memory has a row, for each coarse stage by a stage that it holds."""
 
 
-def charge(known: Reruns, more: Reruns) -> bool:
-    """Add recomputations to those charged, by stage; whether one of them is new."""
+def add_to(known: Reruns, more: Reruns) -> bool:
+    """Add recomputations to those that have a row, by stage; whether one of them is new."""
     new = False
     for stage, ops in more.items():
-        charged = known.setdefault(stage, set())
-        new |= not ops <= charged
-        charged |= ops
+        known_ops = known.setdefault(stage, set())
+        new |= not ops <= known_ops
+        known_ops |= ops
     return new
 
 

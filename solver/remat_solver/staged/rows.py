@@ -87,12 +87,12 @@ def write(
     scale: Scale,
     *,
     nested: bool = True,
-    cheaper_ns: int | None = None,
+    cutoff_ns: int | None = None,
     stop: Callable[[], bool] = never,
 ) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run.
 
-    Without `nested` it has no spans. With `cheaper_ns` its last row is of points whose objective is less; for a scale
+    Without `nested` it has no spans. With `cutoff_ns` its last row is of points whose objective is less; for a scale
     of 1 ns alone. Where `stop` says so, `TimeUp` is raised.
     """
     builder = Builder(stop)
@@ -102,8 +102,8 @@ def write(
     add_reruns(view, columns, rows.reruns, builder, scale)
     for cover in rows.covers:
         _add_cover(columns, cover, builder)
-    if cheaper_ns is not None:
-        _add_cheaper(view, columns, cheaper_ns, builder)
+    if cutoff_ns is not None:
+        _add_cheaper(view, columns, cutoff_ns, builder)
     spans = tuple(sorted(set(rows.spans))) if nested else ()
     return Round(builder.program(), columns, builder.names(), builder.column_names(), spans)
 
@@ -134,10 +134,10 @@ def _beside(view: ArrayView, hold: Ids, op: int) -> tuple[int, Ids]:
     return room, np.flatnonzero(counted & (hold >= 0))
 
 
-def _add_cheaper(view: ArrayView, columns: Columns, cheaper_ns: int, builder: Builder) -> None:
+def _add_cheaper(view: ArrayView, columns: Columns, cutoff_ns: int, builder: Builder) -> None:
     ops = [np.flatnonzero(run >= 0) for run in columns.runs]
     terms = [Term(0, run[each], view.cost[each]) for run, each in zip(columns.runs, ops, strict=True)]
-    builder.add_rows(1, terms, upper=float(cheaper_ns - 1), name=("cheaper", cheaper_ns))
+    builder.add_rows(1, terms, upper=float(cutoff_ns - 1), name=("cheaper", cutoff_ns))
 
 
 def _add_cover(columns: Columns, cover: Cover, builder: Builder) -> None:

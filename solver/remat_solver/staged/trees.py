@@ -73,7 +73,7 @@ class Trees:
             wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
         extra, nested = self._extra(wanted - total), self._refinement.options.nested
         rows, stop = self._refinement.rows, incumbent.stopped
-        round_ = write(self._view, rows, scale, nested=nested, cheaper_ns=extra, stop=stop)
+        round_ = write(self._view, rows, scale, nested=nested, cutoff_ns=extra, stop=stop)
         factor = balance_of(round_.program)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
@@ -85,7 +85,7 @@ class Trees:
             stopped=incumbent.stopped,
             factor=row_factors(round_.program),
             turn_s=None if turn is None else turn * program.entries,
-            cheaper=None if extra is None else (program.rows - 1, factor * extra),
+            cutoff_row=None if extra is None else (program.rows - 1, factor * extra),
         )
         out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
         closed, certified = outcome.bound >= factor * (wanted - total), None

@@ -11,7 +11,7 @@ from .interior import values_of
 from .relaxation import ONE, Columns
 
 
-def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
+def primal_heuristic(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
     """A sequence of ops that recomputes, in each coarse stage, what a 0/1 solution says.
 
     The relaxation does not say when inside a coarse stage an op runs. Each is placed in the earliest stage in which a

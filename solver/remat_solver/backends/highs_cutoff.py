@@ -33,15 +33,15 @@ _IDLE = 100
 _STATUS = highspy.HighsModelStatus
 
 
-class Emptying:
-    """The program without an objective, of a solver whose row `cheaper` is to hold with the right side `most`."""
+class CutoffProof:
+    """The program without an objective, of a solver whose row `row` is to hold with the right side `most`."""
 
-    def __init__(self, solver: Any, cuts: Cuts, cheaper: int, most: float) -> None:
+    def __init__(self, solver: Any, cuts: Cuts, row: int, most: float) -> None:
         program = solver.getLp()
         self._cost = np.array(program.col_cost_)
         program.col_cost_ = np.zeros(program.num_col_)
         upper = np.array(program.row_upper_)
-        upper[cheaper] = most
+        upper[row] = most
         program.row_upper_ = upper
         self._solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         self._solver.setOptionValue("output_flag", False)
