@@ -185,8 +185,8 @@ def run_piece(name: str, piece: str, work: Path, plan: Settings) -> None:
     found = next((one for one in wanted(name, plan) if one.name == piece), None)
     if found is None:
         raise SystemExit(f"{name} has no piece {piece}")
-    before, start = machine(), time.monotonic()
-    rows = [{**row, "load": before.load, "commit": commit()} for row in found.rows()]
+    before, measured, start = machine(), commit(), time.monotonic()
+    rows = [{**row, "load": before.load, "commit": measured} for row in found.rows()]
     kept = {
         "rows": rows,
         "machine": machine("highspy").since(before),
