@@ -39,7 +39,7 @@ class Mixed(pl.LightningModule):
     def __init__(self, training: Training) -> None:
         super().__init__()
         self.training_of = [training]
-        self.model = layers(16, 32, 32, 1)
+        self.model = layers(16, *[32] * 6, 1)
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
         loss = (self.model(batch).squeeze(-1) - batch.mean(-1)).square().mean()
@@ -56,7 +56,7 @@ class Gan(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.training_of = [training]
-        self.makes, self.judges = layers(8, 32, 16), layers(16, 32, 1)
+        self.makes, self.judges = layers(8, *[32] * 5, 16), layers(16, *[32] * 5, 1)
         for part in (self.makes, self.judges):
             training.enable(part)
 

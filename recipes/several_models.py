@@ -20,7 +20,7 @@ class Tower(nn.Module):
 
     def __init__(self, width: int, out: int = 16, hidden: int = 32) -> None:
         super().__init__()
-        pairs = itertools.pairwise((width, hidden, hidden, hidden))
+        pairs = itertools.pairwise((width, *[hidden] * 6))  # one op alone must not need the budget
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.LayerNorm(b)) for a, b in pairs)
         self.drop, self.head = nn.Dropout(0.1), nn.Linear(hidden, out)
 
@@ -35,7 +35,8 @@ class Penalized(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.critic = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+        deep = [part for _ in range(4) for part in (nn.Linear(32, 32), nn.Tanh())]
+        self.critic = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), *deep, nn.Linear(32, 1))
 
     def forward(self, real: torch.Tensor, made: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
         between = (mix * real + (1 - mix) * made).requires_grad_()
