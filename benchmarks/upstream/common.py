@@ -26,26 +26,40 @@ class Step(NamedTuple):
     peak_bytes: int
 
 
-def step(model: nn.Module, call: Callable[..., Any], x: torch.Tensor, seed: int = 0) -> Step:
-    """Run a step twice from one seed: for its gradients, and for its peak."""
+class WithLoss(nn.Module):
+    """A model with its loss, the mean square of its output, so that a plan is for all of the step."""
 
-    def run() -> list[torch.Tensor]:
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        loss: torch.Tensor = self.inner(x).square().mean()
+        return loss
+
+
+def step(model: nn.Module, call: Callable[..., Any] | None, x: torch.Tensor, seed: int = 0) -> Step:
+    """Run a step twice from one seed: for its gradients, and for its peak; `call` gives the loss, None: plainly."""
+    run = WithLoss(model) if call is None else call
+
+    def given() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
-        given = x.detach().clone().requires_grad_()
         torch.manual_seed(seed)
-        call(given).square().mean().backward()
-        return [given.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+        return x.detach().clone().requires_grad_()
 
-    found = tuple(g.clone() for g in run())
-    model.zero_grad(set_to_none=True)
-    return Step(found, peak_memory(run).peak_bytes)
+    first = given()
+    run(first).backward()
+    found = tuple(t.grad.clone() for t in (first, *model.parameters()) if t.grad is not None)
+    second = given()
+    return Step(found, peak_memory(lambda: run(second).backward()).peak_bytes)
 
 
 def by_torch(model: nn.Module, x: torch.Tensor, budget: float, **settings: Any) -> Step:
     """A step under `activation_memory_budget`, with torch's kernels."""
     torch._dynamo.reset()
     with functorch.patch(activation_memory_budget=budget, **settings):
-        return step(model, torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False), x)
+        return step(model, torch.compile(WithLoss(model), backend="aot_eager_decomp_partition", dynamic=False), x)
 
 
 def by_tags(model: nn.Module, x: torch.Tensor, peak_bytes: int) -> Step:
@@ -57,7 +71,7 @@ def by_tags(model: nn.Module, x: torch.Tensor, peak_bytes: int) -> Step:
         with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
             return aot_eager(module, inputs)
 
-    return step(model, torch.compile(model, backend=backend, dynamic=False, fullgraph=True), x)
+    return step(model, torch.compile(WithLoss(model), backend=backend, dynamic=False, fullgraph=True), x)
 
 
 def error(one: Step, other: Step) -> float:

@@ -53,7 +53,7 @@ _PHRASES = {
     CHAIN_STAGES: "of the graph taken as a chain",
     NO_TRANSFERS: "without transfers to the host",
     MEMORY_SLOTS: "in whole memory slots",
-    TAGS: "that computes what is not saved again once, where torch puts it,",
+    TAGS: "that computes what is not saved again once where torch puts it",
 }
 
 

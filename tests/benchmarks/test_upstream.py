@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch
 from benchmarks.upstream import issue_149258, issue_190758, issue_193193, issue_197871
-from benchmarks.upstream.common import NEEDS_CUDA, Step, error, step
+from benchmarks.upstream.common import NEEDS_CUDA, Step, WithLoss, error, step
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 
@@ -65,7 +65,7 @@ def _under_budget(budget: float, partitioners: ModuleType) -> tuple[Step, Step]:
         partition_fn=partitioners.min_cut_rematerialization_partition,
     )
     with functorch.patch(activation_memory_budget=budget, enable_autograd_cache=False):
-        return step(module, module, x), step(module, torch.compile(module, backend=backend, dynamic=False), x)
+        return step(module, None, x), step(module, torch.compile(WithLoss(module), backend=backend, dynamic=False), x)
 
 
 def test_random_operators_are_saved_under_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
