@@ -228,7 +228,7 @@ def rotor(folder: Path) -> Iterator[Claim]:
         if ours:
             because = f"{100 * min(ours):.1f} to {100 * max(ours):.1f} by network"
             mean = 100 * statistics.mean(ours)
-            yield Claim(what, paper, mean, sense, "{:.1f}", shown, "on average", because)  # type: ignore[arg-type]
+            yield Claim(what, paper, mean, sense, "{:.1f}", shown, "on average", because)
 
 
 CLAIMS: Mapping[str, tuple[Callable[[Path], Iterator[Claim]], ...]] = {
