@@ -83,7 +83,7 @@ class Gan(pl.LightningModule):
 
 
 def train(training: Training, variant: str) -> None:
-    data = DataLoader(torch.randn(118, 16, generator=torch.Generator().manual_seed(1)), batch_size=8)  # type: ignore[arg-type]
+    data = DataLoader(torch.randn(3776, 16, generator=torch.Generator().manual_seed(1)), batch_size=256)  # type: ignore[arg-type]
     settings: dict[str, Any] = {
         "accelerator": "cpu",
         "logger": False,

@@ -20,7 +20,7 @@ class Tower(nn.Module):
 
     def __init__(self, width: int, out: int = 16, hidden: int = 32) -> None:
         super().__init__()
-        pairs = itertools.pairwise((width, *[hidden] * 6))  # one op alone must not need the budget
+        pairs = itertools.pairwise((width, *[hidden] * 6))
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.LayerNorm(b)) for a, b in pairs)
         self.drop, self.head = nn.Dropout(0.1), nn.Linear(hidden, out)
 
@@ -56,7 +56,7 @@ def train(training: Training, variant: str) -> None:
         training.enable(model)
     optimizer = torch.optim.AdamW([p for model in models for p in model.parameters() if p.requires_grad], 1e-2)
     for step in range(42):
-        rows = (8, 12, 16)[step // 4 % 3]
+        rows = (256, 384, 512)[step // 4 % 3]
         x, other = (torch.randn(rows, width, generator=generator) for width in (8, 12))
         if variant == "gradient_penalty":
             loss = first(x, torch.randn(rows, 8, generator=generator), torch.rand(rows, 1, generator=generator))
