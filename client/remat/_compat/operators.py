@@ -204,13 +204,13 @@ def is_region(node: fx.Node) -> bool:
 
 def runs_whole(target: Any) -> bool:
     """Whether a higher-order operator can be run as one kernel."""
-    return isinstance(target, HigherOrderOperator) and target.name() in _RUN_WHOLE
+    return isinstance(target, HigherOrderOperator) and str(target) in _RUN_WHOLE
 
 
 def is_functional_region(node: fx.Node) -> bool:
     """Whether a higher-order operator may run again, on made-up numbers, too: no operator in it draws any, writes, or
     may do anything."""
-    if not runs_whole(node.target) or node.target.name() in _RUN_ONCE:  # type: ignore[union-attr]
+    if not runs_whole(node.target) or str(node.target) in _RUN_ONCE:
         return False
     root = node.graph.owning_module
     parts = [getattr(root, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]

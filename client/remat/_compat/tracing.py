@@ -243,12 +243,13 @@ def dynamo_settings(ignored: frozenset[Callable[..., Any]], most_graphs: int) ->
     none, an integer of a module, such as a counter, is no constant once it has changed, an exception of the backend is
     raised, and `torch.autograd.grad` inside the code is traced.
     """
+    more: dict[str, Any] = {"trace_autograd_ops": True} if hasattr(_dynamo_config, "trace_autograd_ops") else {}
     with _dynamo_config.patch(
         skip_nnmodule_hook_guards=False,
         optimize_ddp=False,
         suppress_errors=False,
         allow_unspec_int_on_nn_module=True,
-        **({"trace_autograd_ops": True} if hasattr(_dynamo_config, "trace_autograd_ops") else {}),
+        **more,
         recompile_limit=most_graphs,
         accumulated_recompile_limit=max(most_graphs, _dynamo_config.accumulated_recompile_limit),
         ignore_logging_functions=_dynamo_config.ignore_logging_functions | ignored,
