@@ -278,7 +278,7 @@ def _data(found: Any, answer: Answer, flags: Setting | None) -> dict[str, Any]:
             "flags": flags.flags,
             "cost_ns": flags.cost_ns,
             "peak_bytes": flags.peak_bytes,
-            "over_plan_ns": flags.cost_ns - answer.cost_ns,
+            "over_plan_ns": None if answer.cost_ns is None else flags.cost_ns - answer.cost_ns,
             "over_any_ns": None if answer.bound_ns is None else flags.cost_ns - answer.bound_ns,
         },
     }

@@ -98,7 +98,7 @@ class InductorBackend:
         function = inductor.compile_graph(
             module,
             example_inputs,
-            Partitioner(self.partition, self.key()),
+            _ByPlan(self),
             self.options,
             self._seen,
             # a rank that took its code from a cache would leave the others waiting for its word
@@ -249,3 +249,15 @@ def _planner_name(planner: Planner) -> list[str]:
         return [name for one in planner.planners for name in _planner_name(one)]
     name = f"{type(planner).__module__}.{type(planner).__qualname__}"
     return [name if name.startswith("remat.") else f"{name} {secrets.token_hex(8)}"]
+
+
+class _ByPlan(Partitioner):
+    """A backend's partition; its key is that of what is asked of the backend now."""
+
+    def __init__(self, backend: InductorBackend) -> None:
+        self._backend, self.key = backend, backend.key()
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[Any], **given: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return self._backend.partition(gm, joint_inputs, **given)
