@@ -89,8 +89,6 @@ CHANGE = (
     made("lint"),
     made("lint-tests"),
     made("docs"),
-    release("2.11.0"),
-    release("2.15.0"),
 )
 NIGHTLY = (
     *pieces("client", 4),

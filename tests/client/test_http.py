@@ -199,12 +199,16 @@ def test_a_process_that_is_forked_asks_over_connections_of_its_own() -> None:
 
 def test_an_interrupt_ends_a_call_at_once() -> None:
     """As Ctrl-C does it: the thread that waits is left, and the request is not. Else the limit of each test ends it."""
-    with lying(in_turn(Said(hang=True))) as server:
-        client = http(server.url, timeouts=Timeouts(read=600.0))
-        timer = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            client.call("GET", "/x")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a trainer in this process may have set another
+    try:
+        with lying(in_turn(Said(hang=True))) as server:
+            client = http(server.url, timeouts=Timeouts(read=600.0))
+            timer = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                client.call("GET", "/x")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_large_body_travels_compressed_and_a_small_one_as_it_is() -> None:

@@ -97,8 +97,9 @@ def test_slots_never_promise_too_much(chain: Chain, slots: int, data: st.DataObj
         assert float(fluid_makespan(chain, budget, schedule)) <= table.makespan_ns * (1 + 1e-9) + 1e-6
         plan = tensor_plan(chain, budget, schedule)
         verdict = verify(Problem(chain, budget), plan)
-        # tensor by tensor memory is freed later, so time is never less
-        assert verdict.cost_ns >= float(fluid_makespan(chain, budget, schedule)) - 1e-6
+        # tensor by tensor memory is freed later, so time is never less; but what need not leave is not brought back
+        if sum(step.verb is Verb.PREFETCH for step in plan.steps) == len(schedule.moved):
+            assert verdict.cost_ns >= float(fluid_makespan(chain, budget, schedule)) - 1e-6
         repaired = repaired_plan(Problem(chain, budget), schedule)
         assert makespan_bound(chain, budget) <= verify(Problem(chain, budget), repaired).cost_ns <= verdict.cost_ns
 
