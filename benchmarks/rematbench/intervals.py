@@ -13,7 +13,9 @@ allows; what is kept is computed once. Bytes are rounded up to parts of the budg
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +39,27 @@ class _Model:
     peak: Any
 
 
+def alone() -> ProcessPoolExecutor:
+    """A process of its own: OR-Tools' library and highspy's define the same symbols, and one process loads one."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
 def moccasin(problem: Problem, seconds: float) -> Plan:
     """The method: the best plan in these seconds, at most COPIES runs an op.
 
     Raises:
         Unanswered: OR-Tools is not installed; no plan was found, or none is in the program's space.
     """
+    with alone() as process:
+        return process.submit(retained, problem, seconds).result()
+
+
+def retained(problem: Problem, seconds: float) -> Plan:
+    """The same in this process, where highspy is not loaded."""
     try:
         from ortools.sat.python import cp_model
-    except ImportError:
-        raise Unanswered("needs ortools: pip install '.[bench]'") from None
+    except ImportError as error:
+        raise Unanswered(f"needs ortools: pip install '.[bench]' ({error})") from None
     graph = problem.graph
     until = time.monotonic() + seconds
     free = problem.budget_bytes - graph.fixed_bytes

@@ -74,9 +74,9 @@ def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pyt
     work: list[str] = []
     for name in ("export_joint", "compile_joint"):
 
-        def counted(real: Callable[..., Any], what: str, *args: Any) -> Any:
+        def counted(real: Callable[..., Any], what: str, *args: Any, **named: Any) -> Any:
             work.append(what)
-            return real(*args)
+            return real(*args, **named)
 
         monkeypatch.setattr(_compat, name, partial(counted, getattr(_compat, name), name))
     model = Tied()

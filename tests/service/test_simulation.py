@@ -14,7 +14,7 @@ from sqlalchemy import literal, select, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
 from remat_service.clock import Waits
-from remat_service.requests import cancel, completion, housekeeping, submit
+from remat_service.requests import completion, submit
 from remat_service.solving.record import SolveRecord
 from remat_service.storage.cache_key import Keys
 from remat_service.storage.queue import Claimed, Queue, Turns, Waiting
@@ -176,11 +176,6 @@ def _by_the_clock(self: Queue, ago_s: float = 0.0) -> Any:
     return literal(self._database.clock.now() - timedelta(seconds=ago_s), Utc())
 
 
-def _leaves_all(m: pytest.MonkeyPatch) -> None:
-    for module in (cancel, completion, housekeeping):
-        m.setattr(module, "end_if_unwanted", _end_for_all)
-
-
 _Break = Callable[[pytest.MonkeyPatch], None]
 _STOLEN = "which works on it"
 MUTANTS: dict[str, tuple[_Break, str, str]] = {
@@ -194,7 +189,8 @@ MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "join not atomic": (
         lambda m: m.setattr(submit.Submission, "_join_flight", _split_join), "joins", "clients wait"),
     "quota unchecked": (lambda m: m.setattr(submit, "check_quota", _no_quota), "quotas", "queued of 2"),
-    "one who leaves ends it for all": (_leaves_all, "leaving", "1 clients wait"),
+    "one who leaves ends it for all": (
+        lambda m: m.setattr(completion, "end_if_unwanted", _end_for_all), "leaving", "1 clients wait"),
     "plans believed": (lambda m: m.setattr(Verifier, "verify", _believe), "lies", "first computed before"),
     "retries forgotten": (lambda m: m.setattr(submit.Submission, "_earlier", _no_retry), "retries", "1 clients wait"),
     "answers for any tenant": (
