@@ -23,9 +23,11 @@ MOST_SLOTS = 20_000
 MOST_STAGES = 1200
 
 _MAKINGS = 2.0
-"""How often as long as a plan takes to be made and checked is kept for the next one, which is made, checked, offered,
-and checked again in the answer. A plan near the least budget may have 60 times as many steps as the graph has ops.
+"""How often as long as a plan takes to be made and checked it takes to be made, offered, and checked again in the
+answer. A plan near the least budget may have 60 times as many steps as the graph has ops.
 """
+_NEXT = 3.0
+"""The same for a plan that is read from the table: its steps are chosen there one by one."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         return
     budget = incumbent.problem.budget_bytes
     source = "rotor" if tapes else "revolve"
+    began_s = incumbent.deadline.elapsed()
     sequence = least.sequence()
     if incumbent.deadline.remaining() < _MAKINGS * _making_s(graph) * len(sequence) / graph.ops:
         incumbent.stop_for("time")
         return
-    began_s = incumbent.deadline.elapsed()
     smallest = network.invert(sequence)
     # stages hold what leads in, and their tape, to their end; a replay may free some of it sooner
     peak = incumbent.offer_or_suffices(smallest, source)
@@ -114,7 +116,7 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     if peak > budget:
         incumbent.offer(smallest, source)  # a bug: it is dropped, with what it breaks
     # where memory is so short that rounding loses every plan, this one remains: it is here before the table is
-    spare_s = _MAKINGS * (incumbent.deadline.elapsed() - began_s)
+    spare_s = _NEXT * (incumbent.deadline.elapsed() - began_s)
     cheapest: Plan | None = None
 
     def fits(sequence: Sequence[int]) -> bool:
