@@ -30,7 +30,7 @@ from benchmarks.figures.solves import (
     pieces_of,
 )
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
-from benchmarks.harness.machine import machine
+from benchmarks.harness.machine import commit, machine
 from remat_ir import Graph
 from remat_solver import max_batch
 
@@ -271,18 +271,3 @@ def _owner(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _kept(work: Path, name: str, piece: str) -> Path:
     return work / name / f"{piece}.json"
-
-
-def commit() -> str:
-    """The commit that is measured, with a "+" if the tree differs from it; empty outside a repository."""
-    try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return ""
-    return told.stdout.strip()

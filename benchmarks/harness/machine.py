@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,18 @@ def machine(*packages: str) -> Machine:
         load=round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else float("nan"),
         versions=(("Python", platform.python_version()), *((name, version(name)) for name in packages)),
     )
+
+
+def commit() -> str:
+    """The commit that is measured, with a "+" if the tree differs from it; empty outside a repository."""
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return told.stdout.strip()

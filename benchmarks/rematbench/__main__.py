@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.machine import machine
+from benchmarks.harness.machine import commit, machine
 from benchmarks.rematbench.answers import keep_best
 from benchmarks.rematbench.instances import load, manifest
 from benchmarks.rematbench.methods import FAST, METHODS, Question, measure
@@ -35,16 +34,6 @@ BENCH = (
     *("dag-100-s1", "dag-500-s1", "dense-250-s1", "random-125-s1", "gpt-12-whole", "unet-4"),
     *("chain-resnet18-8x500", "chain-random-16", "join-8-8-8", "resnet-8-pcie4", "pofo-inception-16x299-pcie3"),
 )
-
-
-def commit() -> str:
-    """The commit that is run, with a plus where files were changed."""
-    here = Path(__file__).parent
-    said = [
-        subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
-        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-    ]
-    return said[0] + ("+" if said[1] else "")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch._inductor.compile_fx import compile_fx
 
 from benchmarks.harness.table import table
 from benchmarks.models.zoo import SEED, build
-from benchmarks.tags.record import RESULTS, entered, known, mib, percent
+from benchmarks.tags.record import RESULTS, completed, mib, percent
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
 from remat.capture.trace import logging_functions
 from remat.profiling.measure import Outcome, forward_backward, outcome, peak_memory
@@ -98,17 +98,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 def made(given: argparse.Namespace) -> str:
     """Make what is missing of the table."""
     torch.set_num_threads(1)
-    rows = known(given.output)
-    there = {(row["model"], row["size"]) for row in rows}
-    for name in given.models:
-        if (name, given.size) not in there:
-            print(name, flush=True)
-            torch._dynamo.reset()
-            ignored = {"ignore_logging_functions": set(logging_functions(build(name, given.size).model))}
-            with dynamo.patch(**ignored):
-                ways = run(name, given.size, given.shares, given.seconds)
-            rows.append(entered(given.output, {"model": name, "size": given.size, "ways": ways}))
-    return shown(rows)
+
+    def ways(name: str) -> dict[str, Any]:
+        with dynamo.patch(ignore_logging_functions=set(logging_functions(build(name, given.size).model))):
+            return run(name, given.size, given.shares, given.seconds)
+
+    return shown(completed(given, ways))
 
 
 def shown(rows: Iterable[dict[str, Any]]) -> str:

@@ -26,7 +26,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from benchmarks.harness.table import table
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import SEED, build
-from benchmarks.tags.record import RESULTS, entered, known, mib, percent
+from benchmarks.tags.record import RESULTS, completed, mib, percent
 from benchmarks.training.peers import checkpointed, compiled, selective_contexts
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
 from remat.capture.trace import logging_functions
@@ -148,15 +148,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def made(given: argparse.Namespace) -> str:
     """Make what is missing of the table."""
     torch.set_num_threads(1)
-    rows = known(given.output)
-    there = {(row["model"], row["size"]) for row in rows}
-    for name in given.models:
-        if (name, given.size) not in there:
-            print(name, flush=True)
-            torch._dynamo.reset()
-            ways = Bench(name, given.size, given.seconds).run(given.shares, given.rounds)
-            rows.append(entered(given.output, {"model": name, "size": given.size, "ways": ways}))
-    return shown(rows)
+    return shown(completed(given, lambda name: Bench(name, given.size, given.seconds).run(given.shares, given.rounds)))
 
 
 def shown(rows: Iterable[dict[str, Any]]) -> str:

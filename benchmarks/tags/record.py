@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.machine import machine
+import torch
+
+from benchmarks.harness.machine import commit, machine
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -20,15 +22,22 @@ def known(path: Path) -> list[dict[str, Any]]:
 
 def entered(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with the commit, the machine and its load, after it was appended to a file."""
-    found = {**row, "commit": _commit(), "machine": str(machine("torch"))}
+    found = {**row, "commit": commit() or "unknown", "machine": str(machine("torch"))}
     with path.open("a") as file:
         file.write(json.dumps(found) + "\n")
     return found
 
 
-def _commit() -> str:
-    asked = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+def completed(given: argparse.Namespace, ways: Callable[[str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a table of models, those that were missing entered: `ways` measures a model."""
+    rows = known(given.output)
+    there = {(row["model"], row["size"]) for row in rows}
+    for name in given.models:
+        if (name, given.size) not in there:
+            print(name, flush=True)
+            torch._dynamo.reset()
+            rows.append(entered(given.output, {"model": name, "size": given.size, "ways": ways(name)}))
+    return rows
 
 
 def mib(size: int | None) -> str:
