@@ -47,7 +47,7 @@ def _blocks() -> None:
     near, many = np.zeros(2, np.int64), np.zeros((1, 1), np.int64)
     cost, first = np.zeros(2, np.int32), np.array([0, 1], np.int64)
     fill_blocks(
-        1, cost, near[:1], many, first, near[:1], cost[:1], near[:1], near[:1], near[:1], near[:1],
+        0, 1, cost, near[:1], many, first, near[:1], cost[:1], near[:1], near[:1], near[:1], near[:1],
         np.empty((1, 4), np.int32),
     )  # fmt: skip
 

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -176,6 +178,29 @@ def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
         assert "signal 9" in outcome.message
         small = random_program(1)
         assert engine.run(small, deadline=Deadline(30)).objective == pytest.approx(brute_optimum(small))
+
+
+def test_a_run_does_not_wait_for_the_end_of_its_child_and_close_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child of half a gigabyte takes 0.1 s to end, which is no part of a time limit."""
+    may_end = threading.Event()
+    ended = engine_module._end
+
+    def late(*given: Any) -> None:
+        may_end.wait(60)
+        ended(*given)
+
+    monkeypatch.setattr(engine_module, "_end", late)
+    with Engine("highs") as engine:
+        child = psutil.Process(engine.pid)
+        outcome = engine.run(hard_program(), deadline=Deadline(60), stopped=lambda: True)
+        assert outcome.message
+    assert not may_end.is_set()
+    may_end.set()
+    child.wait(20)
+    closed = Engine("highs")
+    child = psutil.Process(closed.pid)
+    closed.close()
+    assert not child.is_running()
 
 
 @pytest.mark.parametrize("name", ENGINES)

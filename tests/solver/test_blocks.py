@@ -19,11 +19,12 @@ from remat_solver.blocks import Run, block_of, joined, menus_of, plans_by_blocks
 from remat_solver.blocks.kernel import NEVER
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import BlockTable
-from remat_solver.deadline import Deadline
+from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading
 from remat_solver.trace import trace
 from solver.little import little_graph
+from solver.stops import After
 from tiers import first
 
 NETWORKS = ("gpt-3", "gpt-3-whole", "resnet-4", "resnet-4-whole", "densenet-8-whole", "vgg-8-whole", "unet-2", "tape-8")
@@ -132,6 +133,20 @@ def test_a_plan_costs_what_the_program_says(name: str) -> None:
             # each item was rounded down to whole units; what nothing reads is left out
             assert cost <= (int(costs[slots]) + len(order)) * program.unit_ns
             assert trace(view, order).memory.min() >= 0
+
+
+def test_the_table_stops_where_it_is_told_to() -> None:
+    graph = instance(NETWORKS[0])
+    segments = segments_of(graph)
+    assert segments is not None
+    segments, blocks = joined(segments, 40)
+    menus = menus_of(blocks)
+    for most in (0, segments.count // 2, segments.count - 1):
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            BlockTable(segments, menus, plain_peak(graph), 64, stop)
+        assert stop.polls == most + 1
+    BlockTable(segments, menus, plain_peak(graph), 64, After(segments.count))
 
 
 @pytest.mark.parametrize("name", first(2, NETWORKS))

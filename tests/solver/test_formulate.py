@@ -214,3 +214,13 @@ def test_writing_a_program_stops_where_it_is_told_to(program: str) -> None:
     assert whole >= 10
     assert all(polls(40, most) == most + 1 for most in range(whole))
     assert program == "checkmate" or polls(160) > whole
+
+
+@pytest.mark.parametrize("make", [checkmate, tight])
+def test_writing_a_start_stops_where_it_is_told_to(make: Callable[..., Formulation]) -> None:
+    graph = replace(little_graph(3, 40), backward_from=20)
+    formulation = make(view_of(Problem(graph, plain_peak(graph))))
+    assert formulation.start(range(40), After(3)) is not None
+    for most in range(3):
+        with pytest.raises(TimeUp):
+            formulation.start(range(40), After(most))

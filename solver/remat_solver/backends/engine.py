@@ -89,7 +89,7 @@ class Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self._drop()
 
     @property
     def pid(self) -> int | None:
@@ -97,18 +97,23 @@ class Engine:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the child; a later run starts another."""
+        """End the child, and wait until it is gone; a later run starts another."""
+        ending = self._drop()
+        if ending is not None:
+            ending.join()
+
+    def _drop(self) -> threading.Thread | None:
+        """Kill the child; a thread waits for its end.
+
+        A process of 0.5 GB takes 0.1 s to end: who has an answer by then, or is late, does not wait for that.
+        """
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
         process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        if self._errors is not None:
-            self._errors.close()
+        ending = threading.Thread(target=_end, args=(process, self._errors), name=f"{self.name}-end", daemon=True)
+        ending.start()
+        return ending
 
     def run(
         self,
@@ -259,7 +264,7 @@ class Engine:
                 stopping = Deadline(min(grace_s, watch.remaining() + _LATE_S))
                 self._say_stop()
             elif stopping is not None and stopping.passed():
-                self.close()
+                self._drop()
                 return best.stopped(watch.elapsed(), why)
 
     def _say_stop(self) -> None:
@@ -347,6 +352,15 @@ def np_floats(given: Floats, count: int) -> Floats:
     if given.shape != (count,):
         raise ValueError(f"a start needs {count} numbers, not shape {given.shape}")
     return given.astype("float64")
+
+
+def _end(process: subprocess.Popen[bytes], errors: Any) -> None:
+    """Wait for a killed child, then close what led to it: a pipe that is still read closes only once its child ends."""
+    process.wait()
+    for pipe in (process.stdin, process.stdout, errors):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _hear(stream: Any, news: queue.SimpleQueue[Message | None]) -> None:

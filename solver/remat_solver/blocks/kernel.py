@@ -24,10 +24,10 @@ _row_of = inner(row_of)
 
 @kernel(nogil=True)
 def fill(
-    count: int, forward: Array, joint: Array, need_pass: Array, first_choice: Array, tape: Array, paid: Array,
+    s: int, count: int, forward: Array, joint: Array, need_pass: Array, first_choice: Array, tape: Array, paid: Array,
     need_forward: Array, need_backward: Array, held: Array, base: Array, table: Array,
 ) -> None:  # fmt: skip
-    """Fill the table [rows, slots] of C(s, t, m), from all later segments to all earlier ones; see `Program`.
+    """Fill the rows C(s, ·, ·) of the table [rows, slots] from those of all later segments; see `BlockTable`.
 
     In units of cost: `forward` [L + 1], the prefix sum of forward costs, and `paid`, a choice's two parts. In slots:
     `joint` [L], what a checkpoint behind each segment takes; `need_pass` [L, L], what passing s … t − 1 takes; `tape`,
@@ -36,28 +36,27 @@ def fill(
     """
     slots = table.shape[1]
     best = np.empty(slots, np.int32)
-    for s in range(count - 1, -1, -1):
-        for t in range(s, count):
-            best[:] = NEVER
-            low = need_pass[s, t]
-            for k in range(s + 1, t + 1):
-                saved = joint[k - 1]
-                start = max(low, saved)
-                if start >= slots:
-                    continue
-                ahead = int32(forward[k] - forward[s])
-                right, left = table[_row_of(k, t, count)], table[_row_of(s, k - 1, count)]
-                for m in range(start, slots):
-                    best[m] = min(best[m], int32(right[m - saved] + left[m] + ahead))
-            for c in range(first_choice[s], first_choice[s + 1]):
-                low = max(held[t] + need_forward[c], base[s] + need_backward[c])
-                if s == t:
-                    for m in range(low, slots):
-                        best[m] = min(best[m], paid[c])
-                else:
-                    after = table[_row_of(s + 1, t, count)]
-                    for m in range(max(low, tape[c]), slots):
-                        best[m] = min(best[m], int32(after[m - tape[c]] + paid[c]))
-            row = table[_row_of(s, t, count)]
-            for m in range(slots):
-                row[m] = min(best[m], NEVER)
+    for t in range(s, count):
+        best[:] = NEVER
+        low = need_pass[s, t]
+        for k in range(s + 1, t + 1):
+            saved = joint[k - 1]
+            start = max(low, saved)
+            if start >= slots:
+                continue
+            ahead = int32(forward[k] - forward[s])
+            right, left = table[_row_of(k, t, count)], table[_row_of(s, k - 1, count)]
+            for m in range(start, slots):
+                best[m] = min(best[m], int32(right[m - saved] + left[m] + ahead))
+        for c in range(first_choice[s], first_choice[s + 1]):
+            low = max(held[t] + need_forward[c], base[s] + need_backward[c])
+            if s == t:
+                for m in range(low, slots):
+                    best[m] = min(best[m], paid[c])
+            else:
+                after = table[_row_of(s + 1, t, count)]
+                for m in range(max(low, tape[c]), slots):
+                    best[m] = min(best[m], int32(after[m - tape[c]] + paid[c]))
+        row = table[_row_of(s, t, count)]
+        for m in range(slots):
+            row[m] = min(best[m], NEVER)

@@ -54,9 +54,11 @@ def plans_by_blocks(
         return False
     menus = menus_of(blocks, stopped=incumbent.stopped)
     view = view_of(problem)
-    if incumbent.stopped():
+    try:
+        slots = slots_of(segments.count)
+        program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots, incumbent.stopped)
+    except TimeUp:
         return True
-    program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots_of(segments.count))
     near = _offer_best(incumbent, view, program, source)
     if near is not None and polish is not None and not incumbent.stopped():
         polish(near)

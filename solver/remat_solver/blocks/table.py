@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..array_view import Ids
+from ..deadline import look, never
 from .kernel import NEVER, fill, row_of
 from .menu import Menu
 from .segments import Segments
@@ -35,9 +37,19 @@ class BlockTable:
 
     Attributes:
         slots: memory limits 0 … slots − 1. slot_bytes: of each.
+
+    Raises:
+        TimeUp: `stop` said so before the table was full.
     """
 
-    def __init__(self, segments: Segments, menus: list[Menu], available_bytes: int, slots: int) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        menus: list[Menu],
+        available_bytes: int,
+        slots: int,
+        stop: Callable[[], bool] = never,
+    ) -> None:
         count = segments.count
         self.segments, self.menus, self.slots = segments, menus, slots
         self.slot_bytes = max(1, -(-available_bytes // (slots - 1)))
@@ -63,10 +75,12 @@ class BlockTable:
         self._need_backward = self._near(np.array([c.backward_bytes for c in self._choices], np.int64))
         self._need_pass = self._near(self._passing(joint, before))
         self._table = np.empty((count * (count + 1) // 2, slots), np.int32)
-        fill(
-            count, self._forward, self._joint, self._need_pass, self._first, self._tape, self._paid,
-            self._need_forward, self._need_backward, self._held, self._base, self._table,
-        )  # fmt: skip
+        for s in range(count - 1, -1, -1):
+            look(stop)
+            fill(
+                s, count, self._forward, self._joint, self._need_pass, self._first, self._tape, self._paid,
+                self._need_forward, self._need_backward, self._held, self._base, self._table,
+            )  # fmt: skip
 
     def _near(self, size: Ids) -> Ids:
         return (size + self.slot_bytes // 2) // self.slot_bytes

@@ -11,6 +11,7 @@ import numpy as np
 from remat_ir import Plan, plan_of
 
 from ..array_view import ArrayView, Ids
+from ..deadline import look, never
 from ..program import Floats, Program
 from .schedule import Matrices, Stages, matrices_of, sequence_of
 
@@ -59,12 +60,19 @@ class Formulation:
         """The least-memory plan of a solution; whether it fits in whole bytes is the verifier's to say."""
         return plan_of(self.view.graph, self.sequence(x))
 
-    def start(self, sequence: Sequence[int]) -> Floats | None:
-        """[columns] the solution of a plan's sequence of ops, or None if the program's space does not hold it."""
+    def start(self, sequence: Sequence[int], stop: Callable[[], bool] = never) -> Floats | None:
+        """[columns] the solution of a plan's sequence of ops, or None if the program's space does not hold it.
+
+        Raises:
+            TimeUp: `stop` said so.
+        """
+        look(stop)
         matrices = matrices_of(self.view, self.stages, sequence)
         if matrices is None or bool((matrices.computed & (self.compute < 0)).any()):
             return None
+        look(stop)
         x = self.complete(matrices)
+        look(stop)
         return x if self.program.violation(x) <= 1e-6 else None
 
     def bound_ns(self, bound: float) -> int:

@@ -20,7 +20,7 @@ from remat_ir.plan import without_unread
 from remat_ir.working_set import pinned_ops
 
 from ..array_view import view_of
-from ..deadline import never
+from ..deadline import look, never
 from ..program import INFINITY, Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
@@ -50,12 +50,19 @@ class OrderFormulation(Formulation):
         rows, ops = np.nonzero(x[self.compute] > 0.5)
         return without_unread(self.view.graph, ops[np.argsort(rows, kind="stable")].tolist())
 
-    def start(self, sequence: Sequence[int]) -> Floats | None:
-        """[columns] the solution of a plan in the graph's own order, or None if the space does not hold it."""
+    def start(self, sequence: Sequence[int], stop: Callable[[], bool] = never) -> Floats | None:
+        """[columns] the solution of a plan in the graph's own order, or None if the space does not hold it.
+
+        Raises:
+            TimeUp: `stop` said so.
+        """
+        look(stop)
         matrices = matrices_of(self.view, stages(self.view.ops), sequence)
         if matrices is None:
             return None
+        look(stop)
         x = self.complete(matrices)
+        look(stop)
         return x if self.program.violation(x) <= 1e-6 else None
 
 

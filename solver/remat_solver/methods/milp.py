@@ -160,13 +160,14 @@ def _solve(
         for attempt in range(_MOST_TIGHTENINGS):
             try:
                 formulation = formulation_of(source, view.within(budget), options, incumbent.stopped)
+                first = None if start is None else formulation.start(start.computes, incumbent.stopped)
             except TimeUp:
                 return
             listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
             outcome = engine.run(
                 formulation.program,
                 deadline=incumbent.deadline,
-                start=None if start is None else formulation.start(start.computes),
+                start=first,
                 on_improvement=listener,
                 stopped=incumbent.stopped,
                 relative_gap=incumbent.max_gap,

@@ -55,6 +55,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None =
     start = starting_plan(incumbent, spare)
     try:
         formulation = any_order(problem, incumbent.stopped)
+        first = None if start is None else formulation.start(start.computes, incumbent.stopped)
     except TimeUp:
         return
     found = _Found(incumbent, formulation)
@@ -62,7 +63,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None =
         outcome = engine.run(
             formulation.program,
             deadline=incumbent.deadline,
-            start=None if start is None else formulation.start(start.computes),
+            start=first,
             on_improvement=found,
             stopped=incumbent.stopped,
             relative_gap=incumbent.max_gap,
