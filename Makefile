@@ -38,7 +38,7 @@ papers: $(STAMP)  ## the papers' tables and figures again, on two idle cores; st
 	$(BIN)/remat warm
 	$(BIN)/python -m benchmarks.figures.joins --out benchmarks/results/figures
 	$(BIN)/python -m benchmarks.figures.memory > /dev/null
-	$(BIN)/python -m benchmarks.figures all --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.figures all --minutes $(MINUTES) --since '$(SINCE)'
 
 test: lint test-quick  ## the checks and every test that is quick
 

@@ -9,7 +9,7 @@ python -m benchmarks.figures times         solve time against graph size
 python -m benchmarks.figures draw          benchmarks/results/figures.md and docs/papers.md from the CSV files
 python -m benchmarks.figures all
 
-What has been measured is kept piece by piece in papers-out/, and a run that was stopped goes on there.
+Each piece stands in the CSV file once it is measured, and a run that was stopped goes on with the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.figures import claims
 from benchmarks.figures.draw import draw
-from benchmarks.figures.measure import FOLDER, MEASURES, WORK, collect, run_piece, run_pieces
+from benchmarks.figures.measure import FOLDER, MEASURES, run_piece, run_pieces
 from benchmarks.figures.solves import Settings
 from benchmarks.graphs.architectures import ARCHITECTURES
 from remat_solver.methods import METHODS
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*MEASURES, "draw", "all"])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for CSV files and pictures")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder for what is finished: delete it to begin anew")
+    parser.add_argument("--since", default="", metavar="DATE", help="run again what was measured before, as 2026-01-31")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="time limit of one solve by auto")
     parser.add_argument("--program-seconds", type=float, default=usual.program_s, help="of the paper's program")
     parser.add_argument("--long-seconds", type=float, default=usual.long_s, help="of the same for ResNet50")
@@ -48,12 +48,11 @@ def main() -> None:
     methods, networks = (None if these is None else frozenset(these) for these in (given.methods, given.networks))
     plan = Settings(given.seconds, given.points, methods, networks, given.program_seconds, given.long_seconds)
     if given.piece is not None:
-        run_piece(given.what, given.piece, given.work, plan)
+        run_piece(given.what, given.piece, given.out, plan)
         return
     names = [name for name in MEASURES if given.what in (name, "all")]
-    whole = run_pieces(names, given.work, plan, sys.argv[2:], time.monotonic() + 60 * given.minutes)
-    for name in names:
-        collect(name, given.work, given.out, plan)
+    until = time.monotonic() + 60 * given.minutes
+    whole = run_pieces(names, given.out, plan, sys.argv[2:], until, given.since)
     draw(given.out)
     if given.out == FOLDER:
         claims.PAGE.write_text(claims.page(claims.SOURCE.read_text(), FOLDER))

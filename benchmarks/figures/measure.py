@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import fcntl
 import os
 import subprocess
 import sys
@@ -30,13 +30,12 @@ from benchmarks.figures.solves import (
     pieces_of,
 )
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
-from benchmarks.harness.machine import commit, machine
+from benchmarks.harness.machine import Machine, commit, machine
 from remat_ir import Graph
 from remat_solver import max_batch
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "figures"
-WORK = ROOT / "papers-out"
 BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
 """The batch sizes of the paper's public graphs."""
 READINGS = (
@@ -176,8 +175,8 @@ def wanted(name: str, plan: Settings) -> list[Piece]:
     return [piece for piece in MEASURES[name](plan) if plan.wants(piece.network, piece.method)]
 
 
-def run_piece(name: str, piece: str, work: Path, plan: Settings) -> None:
-    """Run one piece here, and keep its rows with what they were measured on.
+def run_piece(name: str, piece: str, folder: Path, plan: Settings) -> None:
+    """Run one piece here, and put its rows into the measurement's file with what they were measured on.
 
     Raises:
         SystemExit: there is no such piece.
@@ -185,29 +184,26 @@ def run_piece(name: str, piece: str, work: Path, plan: Settings) -> None:
     found = next((one for one in wanted(name, plan) if one.name == piece), None)
     if found is None:
         raise SystemExit(f"{name} has no piece {piece}")
-    before, measured, start = machine(), commit(), time.monotonic()
-    rows = [{**row, "load": before.load, "commit": measured} for row in found.rows()]
-    kept = {
-        "rows": rows,
-        "machine": machine("highspy").since(before),
-        "date": before.date,
-        "seconds": round(time.monotonic() - start, 1),
-    }
-    path = _kept(work, name, piece)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(kept, indent=1) + "\n")
-    part.replace(path)
+    before = machine()
+    said = {"piece": piece, "load": before.load, "commit": commit(), "date": before.date}
+    _put(folder, name, [{**row, **said} for row in found.rows()], before)
 
 
-def run_pieces(names: Iterable[str], work: Path, plan: Settings, arguments: list[str], until: float) -> bool:
-    """Run the pieces that are not kept yet, the shortest first; whether all are kept.
+def run_pieces(
+    names: Iterable[str], folder: Path, plan: Settings, arguments: list[str], until: float, since: str = ""
+) -> bool:
+    """Run the pieces that the files do not have yet, the shortest first; whether they have all then.
 
     What solves something runs in a process of its own, and what keeps one core busy two at a time where there are
-    two. After `until`, by the monotonic clock, nothing is started: the next run goes on.
+    two. After `until`, by the monotonic clock, nothing is started: the next run goes on. What was measured before
+    `since`, a date in UTC, is run again.
     """
     left = [
-        (piece, name) for name in names for piece in wanted(name, plan) if not _kept(work, name, piece.name).exists()
+        (piece, name)
+        for name in names
+        for measured in [measured_pieces(folder, name, since)]
+        for piece in wanted(name, plan)
+        if piece.name not in measured
     ]
     left.sort(key=lambda item: (item[0].limit_s, item[1]))
     together = min(2, os.cpu_count() or 1)
@@ -221,7 +217,7 @@ def run_pieces(names: Iterable[str], work: Path, plan: Settings, arguments: list
             return
         began = time.monotonic()
         if piece.method in FORMULAS:
-            run_piece(name, piece.name, work, plan)
+            run_piece(name, piece.name, folder, plan)
             code = 0
         else:
             command = [sys.executable, "-m", "benchmarks.figures", name, "--piece", piece.name, *arguments]
@@ -238,36 +234,49 @@ def run_pieces(names: Iterable[str], work: Path, plan: Settings, arguments: list
     return len(done) == len(left) and all(done)
 
 
-def collect(name: str, work: Path, folder: Path, plan: Settings) -> None:
-    """Put the kept pieces of a measurement into its CSV file, in place of older rows of the same methods."""
-    paths = [_kept(work, name, piece.name) for piece in MEASURES[name](plan)]
-    kept = [json.loads(path.read_text()) for path in paths if path.exists()]
-    if not kept:
-        return
-    new = [row for piece in kept for row in piece["rows"]]
-    covered = {_owner(row) for row in new}
-    rows = [*(row for row in rows_of(folder, name) if _owner(row) not in covered), *new]
-    columns = list(dict.fromkeys(column for row in (*new, *rows) for column in row))
+def measured_pieces(folder: Path, name: str, since: str = "") -> set[str]:
+    """The pieces of which a measurement's file has rows, measured on that date or later."""
+    return {row["piece"] for row in rows_of(folder, name) if row.get("piece") and row["date"] >= since}
+
+
+def _put(folder: Path, name: str, new: list[Row], before: Machine) -> None:
+    """Put the rows of a piece into a measurement's file, and what all of it was measured on beside it.
+
+    They take the place of the piece's earlier rows, and of rows of the same methods that no piece is named for. Two
+    pieces may end at once: one after the other reads the file and replaces it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{name}.part"
-    with part.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    part.replace(folder / f"{name}.csv")
-    dates, commits = sorted({piece["date"] for piece in kept}), sorted({row["commit"] for row in new})
-    loads = [row["load"] for row in new]
-    older = "" if len(rows) == len(new) else f"; {len(rows) - len(new)} of {len(rows)} rows are older, without a commit"
-    (folder / f"{name}.txt").write_text(
-        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}, load before a piece {min(loads)} to {max(loads)}; "
-        f"last {kept[-1]['machine']}{older}\n"
-    )
+    whole = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(whole, fcntl.LOCK_EX)
+        mine, owners = {row["piece"] for row in new}, {_owner(row) for row in new}
+        old = [
+            row
+            for row in rows_of(folder, name)
+            if row.get("piece") not in mine and (row.get("piece") or _owner(row) not in owners)
+        ]
+        order = {(piece.network, piece.method): at for at, piece in enumerate(MEASURES[name](Settings()))}
+        rows = sorted([*old, *new], key=lambda row: order.get((row["network"], row["method"]), len(order)))
+        columns = list(dict.fromkeys(column for row in (*new, *rows) for column in row))
+        part = folder / f"{name}.part"
+        with part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        part.replace(folder / f"{name}.csv")
+        known = [row for row in rows if row.get("piece")]
+        dates, commits = sorted({row["date"] for row in known}), sorted({row["commit"] for row in known})
+        loads = [float(row["load"]) for row in known]
+        older = len(rows) - len(known)
+        (folder / f"{name}.txt").write_text(
+            f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}, "
+            f"load before a piece {min(loads)} to {max(loads)}; last {machine('highspy').since(before)}"
+            + (f"; {older} of {len(rows)} rows are older, without a commit\n" if older else "\n")
+        )
+    finally:
+        os.close(whole)
 
 
 def _owner(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is a measurement of; a newer one of the same takes its place."""
     return row["network"], row["method"], row.get("memory"), row.get("costs")
-
-
-def _kept(work: Path, name: str, piece: str) -> Path:
-    return work / name / f"{piece}.json"

@@ -12,20 +12,26 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.figures.panels import NAMES
+from benchmarks.figures.panels import NAMES, figure, save
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.table import table
 from benchmarks.models.stages import RESNETS, resnet
 
 PAGE = Path(__file__).parents[1] / "results" / "memory.md"
 ROWS = Path(__file__).parents[1] / "results" / "figures" / "memory.csv"
+PICTURE = ROWS.with_suffix(".png")
+
+IMAGES = 32
+SENTENCES, TOKENS = 8, 512
+DEVICE = 16 * 10**9
+"""Bytes of the paper's V100."""
 
 WEIGHTS = {"resnet18": 175.05, "resnet34": 329.29, "resnet50": 384.85, "resnet101": 674.65, "resnet152": 913.36}
 """RR-9273, Table 1: megabytes for each model to keep all weights."""
@@ -124,18 +130,94 @@ def text_of(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def networks() -> str:
-    """Parameters and activations of the Checkmate networks at batch 32, in GB, as in its Figure 1."""
-    rows = []
+class Bar(NamedTuple):
+    """A network of Figure 1: its name, its batch, and GB of parameters and of activations."""
+
+    network: str
+    batch: str
+    parameters: float
+    activations: float
+
+
+def networks() -> list[Bar]:
+    """Those of Checkmate's evaluation, what their layers make, and the language models that it cites in Figure 1 alone.
+
+    Of a language model the activations are what autograd saves, the matrix of scores of its attention among them.
+    """
+    bars = []
     for name in NAMES:
         network = ARCHITECTURES[name]()
-        graph = training_graph(network, 32)
+        graph = training_graph(network, IMAGES)
         assert graph.backward_from is not None
         forward = {v for v, op in enumerate(graph.value_op) if op < graph.backward_from}
         activations = sum(graph.value_bytes[v] for v in forward) / 1e9
-        parameters = FLOAT * network.parameters / 1e9
-        rows.append([NAMES[name], f"{parameters:.2f}", f"{activations:.2f}", f"{activations / parameters:.0f}"])
-    return table(("network", "parameters, GB", "activations at batch 32, GB", "ratio"), rows)
+        bars.append(Bar(NAMES[name], f"{IMAGES} images", FLOAT * network.parameters / 1e9, activations))
+    for name, model in language_models().items():
+        ids = torch.zeros(SENTENCES, TOKENS, dtype=torch.long, device="meta")
+        parameters = FLOAT * sum(parameter.numel() for parameter in model.parameters()) / 1e9
+        bars.append(Bar(name, f"{SENTENCES} × {TOKENS} tokens", parameters, saved_bytes([model], ids) / 1e9))
+    return bars
+
+
+def language_models() -> dict[str, nn.Module]:
+    """BERT and RoBERTa of the large size, and the encoder of the big Transformer, on the meta device."""
+    from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
+
+    large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        return {
+            "Transformer": nn.Sequential(nn.Embedding(37_000, 1024), encoder).train(),
+            "BERT": _Hidden(BertModel(BertConfig(**large), add_pooling_layer=False)).train(),
+            "RoBERTa": _Hidden(
+                RobertaModel(
+                    RobertaConfig(**large, vocab_size=50_265, max_position_embeddings=514), add_pooling_layer=False
+                )
+            ).train(),
+        }
+
+
+class _Hidden(nn.Module):
+    """A model of transformers that returns its last hidden state alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.inner(ids).last_hidden_state
+        return hidden
+
+
+def table_of(bars: Sequence[Bar]) -> str:
+    """Figure 1 in numbers."""
+    rows = [
+        [
+            bar.network,
+            bar.batch,
+            f"{bar.parameters:.2f}",
+            f"{bar.activations:.2f}",
+            f"{bar.activations / bar.parameters:.0f}",
+        ]
+        for bar in bars
+    ]
+    return table(("network", "batch", "parameters, GB", "activations, GB", "ratio"), rows)
+
+
+def draw(bars: Sequence[Bar], path: Path) -> None:
+    """Figure 1 as bars, with the memory of the paper's device."""
+    drawn, ((axis,),) = figure(1)
+    drawn.set_size_inches(9, 4)
+    places = range(len(bars))
+    parameters = [bar.parameters for bar in bars]
+    axis.bar(places, parameters, color="tab:gray", label="parameters")
+    axis.bar(places, [bar.activations for bar in bars], bottom=parameters, color="tab:blue", label="activations")
+    axis.axhline(DEVICE / 1e9, color="black", linestyle="--", linewidth=1, label="16 GB, a V100")
+    axis.set_xticks(places, [f"{bar.network}\n{bar.batch}" for bar in bars], rotation=45, ha="right", fontsize=8)
+    axis.set_ylabel("GB")
+    axis.legend()
+    save(drawn, path)
 
 
 def page() -> str:
@@ -148,10 +230,13 @@ def page() -> str:
 
 ## Checkmate, Figure 1: activations far outweigh parameters
 
-The paper shows bars without numbers, of other networks too. Here: what the layers of its evaluation's networks make,
-416 × 608 for segmentation and 224 × 224 for the others.
+The paper shows bars without numbers. Here: what the layers of its evaluation's networks make,
+416 × 608 for segmentation and 224 × 224 for the others, and what autograd saves of three language models of the large
+size, which the paper cites in this figure alone. Gradients of parameters, as large as these, are left out.
 
-{networks()}
+![Parameters and activations](figures/memory.png)
+
+{table_of(networks())}
 
 ## RR-9273, Tables 1 and 2: ResNets at batch 1
 
@@ -164,12 +249,13 @@ Autograd saves about a third of that.
 
 
 def main() -> None:
-    """Write the page and the rows, and print the page."""
+    """Write the page, the rows and the picture, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=PAGE)
     out: Path = parser.parse_args().out
     out.write_text(page())
     ROWS.write_text(text_of(resnets()))
+    draw(networks(), PICTURE)
     print(page())
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+RESULTS = ("benchmarks/results", "docs/papers.md")
+"""What measurements write into the tree."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -51,15 +54,14 @@ def machine(*packages: str) -> Machine:
 
 
 def commit() -> str:
-    """The commit that is measured, with a "+" if the tree differs from it; empty outside a repository."""
+    """The commit that is measured, with a "+" if the tree differs from it in more than results; or empty."""
     try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        told = _git("rev-parse", "--short=7", "HEAD")
+        differs = _git("diff", "--quiet", "HEAD", "--", ":/", *(f":(top,exclude){path}" for path in RESULTS))
     except OSError:
         return ""
-    return told.stdout.strip()
+    return told.stdout.strip() + ("+" if differs.returncode == 1 else "")
+
+
+def _git(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from benchmarks.figures.draw import draw, page
-from benchmarks.figures.measure import FOLDER, MEASURES, collect, run_piece, run_pieces
+from benchmarks.figures.measure import FOLDER, MEASURES, run_piece, run_pieces
 from benchmarks.figures.panels import rows_of
 from benchmarks.figures.solves import Piece, Settings, budgets_of, pieces_of
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
@@ -89,16 +91,34 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
             yield Piece("unet", method, "", 1.0, 1, rows)
 
     monkeypatch.setitem(MEASURES, "times", pieces)
-    work, folder = tmp_path / "work", tmp_path / "figures"
+    folder = tmp_path / "figures"
     write(folder, "times", [row("ap-sqrt", 7, ""), row("auto", 8, "")])
-    run_piece("times", "unet-ap-sqrt", work, Settings())
-    collect("times", work, folder, Settings())
+    run_piece("times", "unet-ap-sqrt", folder, Settings())
     assert {(r["method"], r["cost"]) for r in rows_of(folder, "times")} == {("ap-sqrt", "1"), ("auto", "8")}
     assert "1 of 2 rows are older" in (folder / "times.txt").read_text()
-    assert run_pieces(["times"], work, Settings(), [], math.inf)
+    assert run_pieces(["times"], folder, Settings(), [], math.inf)
     assert ran == ["ap-sqrt", "checkpoint-all"]
+    assert [r["method"] for r in rows_of(folder, "times")] == ["checkpoint-all", "ap-sqrt", "auto"]
     assert not run_pieces(["times"], tmp_path / "anew", Settings(), [], time.monotonic())
     assert ran == ["ap-sqrt", "checkpoint-all"]
+    assert run_pieces(["times"], folder, Settings(), [], math.inf, since="9999")
+    assert sorted(ran[2:]) == ["ap-sqrt", "checkpoint-all"]
+    assert len(rows_of(folder, "times")) == 3
+
+
+def test_pieces_that_end_at_once_are_both_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ["checkpoint-all", "ap-sqrt", "ap-greedy", "griewank"]
+    pieces = [Piece("unet", method, "", 1.0, 1, partial(lambda m: [row(m, 1, "")], method)) for method in methods]
+    monkeypatch.setitem(MEASURES, "times", lambda _: pieces)
+    ends = threading.Barrier(len(methods))
+
+    def run(method: str) -> None:
+        ends.wait(30)
+        run_piece("times", f"unet-{method}", tmp_path, Settings())
+
+    with ThreadPoolExecutor(len(methods)) as pool:
+        list(pool.map(run, methods))
+    assert [r["method"] for r in rows_of(tmp_path, "times")] == methods
 
 
 def test_a_piece_says_what_it_was_measured_on(tmp_path: Path) -> None:
@@ -114,9 +134,8 @@ def test_a_piece_says_what_it_was_measured_on(tmp_path: Path) -> None:
         ("lp-rounding", "", "time"),
     ]
     run_piece("batches", "vgg19-checkpoint-all-0", tmp_path, Settings())
-    kept = json.loads((tmp_path / "batches" / "vgg19-checkpoint-all-0.json").read_text())
-    assert {"load", "commit", "limit_s"} <= set(kept["rows"][0])
-    assert "load average" in kept["machine"]
+    assert {"load", "commit", "date", "limit_s"} <= set(rows_of(tmp_path, "batches")[0])
+    assert "load average" in (tmp_path / "batches.txt").read_text()
     with pytest.raises(SystemExit, match="no piece nothing"):
         run_piece("batches", "nothing", tmp_path, Settings())
 
