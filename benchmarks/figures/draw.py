@@ -105,7 +105,7 @@ _TIMES = """## Solve time against graph size
 The budget is halfway between the largest need of a single op and the plain peak; of the paper's program for ResNet50,
 a quarter, half and three quarters of the way. A solve ends at a gap of 0.1 % of
 cost. `milp` is the paper's program and `milp-tight` the disaggregated one, both on HiGHS; their bounds cover plans
-with one recomputation per op and stage. All ran on the same machine in the same run. Compiling the local search, once
+with one recomputation per op and stage. Compiling the local search, once
 per installation, is not counted.
 
 """
