@@ -85,8 +85,7 @@ def migrate(
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document as YAML."""
-    from .web.app import create_app
-    from .web.openapi import as_yaml
+    from .web.app import as_yaml, create_app
 
     sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
 

@@ -14,8 +14,7 @@ import yaml
 
 from remat_service.metrics import Metrics
 from remat_service.settings import Settings
-from remat_service.web.app import create_app
-from remat_service.web.openapi import as_yaml
+from remat_service.web.app import as_yaml, create_app
 from service.before import text_before
 from service.compatible import breaks
 

@@ -33,7 +33,7 @@ from remat_service.settings import Settings
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
-from remat_service.web.event_stream import stream
+from remat_service.web.routes.solves import event_stream
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
@@ -185,7 +185,7 @@ async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Pat
     ends: list[bytes] = []
 
     async def watch() -> None:
-        ends.extend([chunk async for chunk in stream(context, who, "a" * 32, 0) if b"event: end" in chunk])
+        ends.extend([chunk async for chunk in event_stream(context, who, "a" * 32, 0) if b"event: end" in chunk])
 
     async with asyncio.TaskGroup() as group:
         for _ in range(40):

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from remat_ir import Problem, plain_peak
 from remat_service.errors import Unauthorized, Unavailable
 from remat_service.settings import Settings
-from remat_service.web import tokens
+from remat_service.web import authentication
 from service.serving import Service, serving, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -202,9 +202,9 @@ def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
 @pytest.mark.thorough
 async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the provider is asked for an unknown key, tokens signed by known ones are verified."""
-    monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(authentication, "_AGAIN_S", 0.0)
     with issuing() as issuer:
-        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         assert (await verifier.verify(issuer.token())).subject == "anna"
         issuer.answers.clear()
         asked = issuer.asked
@@ -221,22 +221,22 @@ async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.thorough
 async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six tokens at once are refused after one silence, the seventh at once; known keys outlive one of any length."""
-    monkeypatch.setattr(tokens, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(tokens, "_FAILED_FOR_S", 3600.0)
+    monkeypatch.setattr(authentication, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(authentication, "_FAILED_FOR_S", 3600.0)
     with issuing() as issuer:
         issuer.answers.clear()
-        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         refused = await asyncio.gather(*(verifier.verify(issuer.token()) for _ in range(6)), return_exceptions=True)
         assert [type(each) for each in refused] == [Unavailable] * 6
         with pytest.raises(Unavailable):
             await verifier.verify(issuer.token())
         assert issuer.asked == 1
         issuer.answers.set()
-        monkeypatch.setattr(tokens, "_FAILED_FOR_S", 0.0)
+        monkeypatch.setattr(authentication, "_FAILED_FOR_S", 0.0)
         assert (await verifier.verify(issuer.token())).subject == "anna"
         issuer.answers.clear()
-        monkeypatch.setattr(tokens, "_KEYS_FOR_S", 0.0)
-        monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+        monkeypatch.setattr(authentication, "_KEYS_FOR_S", 0.0)
+        monkeypatch.setattr(authentication, "_AGAIN_S", 0.0)
         for _ in range(3):
             assert (await verifier.verify(issuer.token())).subject == "anna"
         await until(lambda: verifier._fetching is None)  # it ends within the test
@@ -247,14 +247,14 @@ async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPa
 async def test_a_key_that_was_withdrawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of long ago are fetched before one of them is used again."""
     with issuing() as issuer:
-        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         issuer.keys["two"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         token = issuer.token("two")
         assert (await verifier.verify(token)).subject == "anna"
         del issuer.keys["two"]
         assert (await verifier.verify(token)).subject == "anna"
-        monkeypatch.setattr(tokens, "_KEYS_FOR_S", 0.0)
-        monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+        monkeypatch.setattr(authentication, "_KEYS_FOR_S", 0.0)
+        monkeypatch.setattr(authentication, "_AGAIN_S", 0.0)
         with pytest.raises(Unauthorized):
             await verifier.verify(token)
 

@@ -1,4 +1,7 @@
-"""The application wired together: settings in, an ASGI application out."""
+"""The application wired together: settings in, an ASGI application out; and its OpenAPI document.
+
+The document is generated from the routes and completed with what is declared where it is read.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,42 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
-from remat_ir import InvalidData, InvalidPlan
+from remat_ir import ANSWER, InvalidData, InvalidPlan
+from remat_ir.schema import Document, OneOf, with_nested
 
 from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..outage import what_fails
-from ..requests.batches import BatchSearches
+from ..requests.batches import BATCH_REQUEST, BatchSearches
+from ..requests.groups import SWEEP_REQUEST
 from ..requests.housekeeping import housekeeping, poll
 from ..requests.listing import PlainPeaks
-from ..requests.parse import KnownSubjects
+from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
 from .authentication import Admission, Callers
 from .body import Bodies
-from .middleware import RequestMiddleware
-from .openapi import describe
-from .problems import problem_response, refusal_of, validation_refusal
-from .routes import graphs, groups, operate, page, plans, profiles, service, solves
+from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal
+from .routes import groups, operate, plans, profiles, service, solves
+from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
+from .routes.profiles import LOOKUP, UPLOAD
+from .schemas import SOLVE_ROW
 
-_ROUTERS = tuple(module.router for module in (solves, groups, plans, graphs, profiles, service, operate, page))
+_ROUTERS = (
+    solves.router, groups.router, plans.router, plans.graphs_router, profiles.router, service.router, operate.router,
+    service.page_router,
+)  # fmt: skip
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -58,7 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.bodies, app.state.known_subjects, app.state.plain_peaks = Bodies(settings), KnownSubjects(), PlainPeaks()
     for router in _ROUTERS:
         app.include_router(router)
-    app.mount("/static", page.static_files())
+    app.mount("/static", service.static_files())
     app.add_exception_handler(ServiceError, _refuse)
     app.add_exception_handler(InvalidData, _refuse)
     app.add_exception_handler(InvalidPlan, _refuse)
@@ -127,3 +138,49 @@ def methods_at(path: str) -> list[str]:
             if isinstance(route, APIRoute) and route.path_regex.match(path):
                 found |= route.methods or set()
     return sorted(found | ({"HEAD"} if "GET" in found else set()))
+
+
+_DECLARED: tuple[Document | OneOf, ...] = (
+    ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD,
+    TENANT_REQUEST, TENANT_CHANGE, KEY_REQUEST
+)  # fmt: skip
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title="remat",
+            version="1",
+            summary="Optimal tensor rematerialization as a service.",
+            description="Plans for training steps inside a memory budget: solved once, verified, kept and shared.",
+            routes=app.routes,
+        )
+        components = found.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        schemas.update({name: document.schema() for name, document in with_nested(_DECLARED).items()})
+        unused = ("HTTPValidationError", "ValidationError")
+        components["schemas"] = {name: schemas[name] for name in sorted(schemas) if name not in unused}
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}, {}]
+        _only_problems(found)
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _only_problems(found: dict[str, Any]) -> None:
+    """Refusals are `application/problem+json` and nothing else."""
+    for path in found["paths"].values():
+        for operation in path.values():
+            for status, response in operation.get("responses", {}).items():
+                content = response.get("content", {})
+                if status >= "400" and "application/problem+json" in content:
+                    schema = content.pop("application/json", {}).get("schema")
+                    if schema is not None:
+                        content["application/problem+json"]["schema"] = schema
+
+
+def as_yaml(app: FastAPI) -> str:
+    """The document as it is committed."""
+    text: str = yaml.safe_dump(describe(app), sort_keys=False, allow_unicode=True, width=120)
+    return text

@@ -28,7 +28,6 @@ from remat_ir import readable
 
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
 from ..requests.parse import Body, from_body
-from ..requests.profiles import MOST_ROWS
 from ..settings import Settings
 
 if sys.version_info >= (3, 14):
@@ -39,6 +38,7 @@ else:
 T = TypeVar("T")
 
 STEP_BYTES = 65_536
+MOST_ROWS = 100_000  # of a table of profiles
 _WINDOW_LOG = 23  # 8 MiB: what level 19 uses; a frame may ask its reader for far more
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)

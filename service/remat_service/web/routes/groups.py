@@ -17,8 +17,7 @@ from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import Reader, Solver
 from ..body import Bodies, no_body
-from ..schemas import BatchDocument, SweepDocument
-from .describe import body, examples, link, refusals
+from ..schemas import BatchDocument, SweepDocument, body, examples, link, refusals
 from .solves import Wait, come_back, preferred_wait
 
 router = APIRouter(tags=["groups"])

@@ -22,8 +22,7 @@ from ...tenants import keys
 from ...tenants.administration import record
 from ..authentication import caller_with
 from ..body import no_body, read_body
-from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow
-from .describe import body, refusals
+from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow, body, refusals
 
 _QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
 _LIMIT = Member(Integer(), None, "None removes the limit.", nullable=True)

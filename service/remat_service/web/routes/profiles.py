@@ -1,17 +1,181 @@
-"""`/v1/profiles`: measured costs of ops, shared so that two jobs of one step send the same graph."""
+"""`/v1/profiles`: measured costs of ops, shared so that two jobs of one step send the same graph.
+
+The table holds, by device and op signature, the ns and workspace bytes that several tenants report.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median_high
 from typing import Any
 
+import structlog
 from fastapi import APIRouter, Request
+from sqlalchemy import Table, delete, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir.schema import Array, Dictionary, Document, Member, Row, Text
 
 from ...context import Context
-from ...requests.profiles import LOOKUP, UPLOAD, look_up, put, read_lookup, read_upload
+from ...identity import Caller
+from ...settings import Settings
+from ...storage.tables import profile_reports, profiles
+from ...tenants.quotas import check_profiles
 from ..authentication import Reader, Solver
-from ..body import read_body
-from ..schemas import ProfileTable
-from .describe import body, examples, refusals
+from ..body import MOST_ROWS, read_body
+from ..schemas import ProfileTable, body, examples, refusals
+
+_BATCH = 500  # rows a statement: SQLite allows 32,766 variables
+_REPORTS = 3
+"""Reports whose middle one tenant alone cannot decide."""
+_APART = 2
+"""Times by which what stands may differ from the middle: runs of one kernel differ by less, and a changed cost is
+another graph to the cache."""
+
+log = structlog.get_logger("remat_service.web.profiles")
+
+_NAME = Text(longest=500)
+LOOKUP = Document(
+    "ProfileLookup",
+    "request",
+    "Which measured costs are wanted.",
+    {"device": Member(_NAME), "signatures": Member(Array(_NAME, longest=MOST_ROWS))},
+)
+UPLOAD = Document(
+    "ProfileUpload",
+    "request",
+    "Measured costs: signature → [ns, workspace bytes]. What already stands stays.",
+    {
+        "device": Member(_NAME),
+        "profiles": Member(Dictionary(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
+    },
+)
+
+
+def read_lookup(data: object, settings: Settings) -> tuple[str, tuple[str, ...]]:
+    """The body of a lookup: device and signatures.
+
+    Raises:
+        InvalidData: malformed; the pointer leads to the place.
+    """
+    found = LOOKUP.read(data)
+    return found["device"], found["signatures"]
+
+
+def read_upload(data: object, settings: Settings) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The body of an upload: device and profiles by signature.
+
+    Raises:
+        InvalidData: malformed; the pointer leads to the place.
+    """
+    found = UPLOAD.read(data)
+    return found["device"], found["profiles"]
+
+
+async def look_up(context: Context, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:
+    """What stands for these signatures in the caller's scope."""
+    wanted = sorted(set(signatures))
+    found: dict[str, list[int]] = {}
+    async with context.database.read() as connection:
+        for start in range(0, len(wanted), _BATCH):
+            sound, _ = await _read(context, connection, profiles, caller, device, wanted[start : start + _BATCH])
+            found |= {row.signature: [row.cost_ns, row.workspace_bytes] for row in sound}
+    return found
+
+
+async def _read(
+    context: Context, connection: AsyncConnection, rows: Table, caller: Caller, device: str, signatures: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """The rows of a scope about some signatures: those that are what was stored, and those that are not."""
+    here = (rows.c.scope_id == caller.scope_id, rows.c.device == device, rows.c.signature.in_(signatures))
+    sound: list[Any] = []
+    damaged: list[Any] = []
+    for row in await connection.execute(select(rows).where(*here)):
+        (sound if context.seals.holds(rows.name, dict(row._mapping)) else damaged).append(row)
+    for row in damaged:
+        context.metrics.damaged.labels("profile").inc()
+        log.error("a stored profile is damaged and is not believed", device=device, signature=row.signature)
+    return sound, damaged
+
+
+async def _drop(connection: AsyncConnection, rows: Table, damaged: Sequence[Any]) -> None:
+    for row in damaged:
+        await connection.execute(delete(rows).where(*(c == row._mapping[c.name] for c in rows.primary_key.columns)))
+
+
+async def put(context: Context, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
+    """Take a tenant's reports in; returns what now stands for every signature given.
+
+    The first report stands, so that all who share the table plan the same graph, until three tenants or more have
+    reported and the middle of their reports is more than `_APART` times away from it; then the middle stands.
+
+    Raises:
+        RateLimited: over the tenant's quota; nothing was taken in.
+    """
+    if not table:
+        return {}
+    moment, signatures = context.clock.now(), sorted(table)
+    async with context.database.write() as connection:
+        await check_profiles(connection, caller, device, signatures)
+        for start in range(0, len(signatures), _BATCH):
+            batch = signatures[start : start + _BATCH]
+            rows = [
+                {
+                    "scope_id": caller.scope_id,
+                    "device": device,
+                    "signature": signature,
+                    "cost_ns": table[signature][0],
+                    "workspace_bytes": table[signature][1],
+                    "created_at": moment,
+                }
+                for signature in batch
+            ]
+            for kind in (profiles, profile_reports):
+                await _drop(connection, kind, (await _read(context, connection, kind, caller, device, batch))[1])
+            insert = context.database.insert(profiles).values([context.seals.sealed("profiles", row) for row in rows])
+            await connection.execute(insert.on_conflict_do_nothing())
+            report = context.database.insert(profile_reports).values(
+                [context.seals.sealed("profile_reports", row | {"tenant_id": caller.tenant_id}) for row in rows]
+            )
+            await connection.execute(
+                report.on_conflict_do_update(
+                    index_elements=list(profile_reports.primary_key),
+                    set_={name: report.excluded[name] for name in ("cost_ns", "workspace_bytes", "created_at", "seal")},
+                )
+            )
+            await _correct(context, connection, caller, device, batch)
+    return await look_up(context, caller, device, signatures)
+
+
+async def _correct(
+    context: Context, connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]
+) -> None:
+    """Put the middle of the reports in place of what stands far from it."""
+    reports: dict[str, list[Any]] = {}
+    for row in (await _read(context, connection, profile_reports, caller, device, signatures))[0]:
+        reports.setdefault(row.signature, []).append(row)
+    for row in (await _read(context, connection, profiles, caller, device, signatures))[0]:
+        told = reports.get(row.signature, [])
+        if len(told) < _REPORTS:
+            continue
+        cost_ns = median_high(report.cost_ns for report in told)
+        workspace_bytes = median_high(report.workspace_bytes for report in told)
+        if _apart(row.cost_ns, cost_ns) or _apart(row.workspace_bytes, workspace_bytes):
+            log.warning("a profile that stood apart is replaced", signature=row.signature, reports=len(told))
+            await connection.execute(
+                update(profiles)
+                .where(*(profiles.c[name] == row._mapping[name] for name in ("scope_id", "device", "signature")))
+                .values(
+                    context.seals.sealed(
+                        "profiles", {**row._mapping, "cost_ns": cost_ns, "workspace_bytes": workspace_bytes}
+                    )
+                )
+            )
+
+
+def _apart(stands: int, middle: int) -> bool:
+    return max(stands, middle) > _APART * min(stands, middle)
+
 
 router = APIRouter(tags=["profiles"])
 

@@ -1,13 +1,19 @@
-"""What the service says of itself: alive, ready, metrics, what it can do."""
+"""What the service says of itself: alive, ready, metrics, what it can do; and the page at `/`.
+
+The page is made of files of this package, and of nothing from anywhere else.
+"""
 
 from __future__ import annotations
 
 import hmac
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from remat_solver import METHODS
 
@@ -17,8 +23,7 @@ from ...identity import OPERATE, Caller
 from ...requests.operate import queue_by_tenant, workers
 from ...storage.cache_key import SOLVER
 from ..authentication import caller_with
-from ..schemas import Capabilities, Health
-from .describe import refusals
+from ..schemas import Capabilities, Health, refusals
 
 router = APIRouter(tags=["service"])
 
@@ -112,3 +117,40 @@ async def capabilities(request: Request, caller: Annotated[Caller, Depends(calle
             )
         },
     }  # fmt: skip
+
+
+FILES = Path(__file__).parents[1] / "page" / "static"
+
+GUARDS = {
+    # uPlot and the canvas draw with script; nothing is inline, nothing is fetched from elsewhere, nobody may frame it
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+page_router = APIRouter(include_in_schema=False)
+
+
+@page_router.get("/")
+async def page() -> Response:
+    """The page; what it shows, it asks of the API like anybody else."""
+    return FileResponse(FILES / "index.html", headers=GUARDS)
+
+
+class Files(StaticFiles):
+    """The page's scripts and styles, under the page's own guards."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """One file."""
+        response = await super().get_response(path, scope)
+        response.headers.update(GUARDS)
+        return response
+
+
+def static_files() -> Any:
+    """The application that serves the page's files, to be mounted at `/static`."""
+    return Files(directory=FILES)

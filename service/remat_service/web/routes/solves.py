@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,33 +16,33 @@ from starlette.responses import Response, StreamingResponse
 from remat_ir import Status
 
 from ...context import COME_BACK_S, Context
-from ...errors import BadRequest
+from ...errors import BadRequest, ServiceError
 from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
 from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
-from .. import event_stream
 from ..authentication import Reader, Solver, admit, credentials, reader, solver
 from ..body import Bodies, no_body
-from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
-from .describe import body, examples, headers, link, refusals
+from ..schemas import (
+    AnswerDocument,
+    ProblemOut,
+    ProgressList,
+    SolveList,
+    TimelineDocument,
+    body,
+    examples,
+    headers,
+    link,
+    refusals,
+)
 
 Way = Callable[[Request], Awaitable[Response | None]]
 """Answers a request; None leaves it to the usual way."""
 
 _WAYS: dict[Callable[..., Any], Way] = {}
-
-
-def directly(endpoint: Callable[..., Any]) -> Callable[[Way], Way]:
-    """Declares the direct way of the route of an endpoint."""
-
-    def declare(way: Way) -> Way:
-        _WAYS[endpoint] = way
-        return way
-
-    return declare
+"""The direct ways, by the endpoints of their routes."""
 
 
 class DirectRoute(APIRoute):
@@ -61,6 +62,11 @@ class DirectRoute(APIRoute):
             return await usual(request) if response is None else response
 
         return handler
+
+
+_ALIVE_S = 10.0
+_KEY_S = 1.0
+"""Seconds between looks at the key, which cost no query while it is remembered; the database is read at a change."""
 
 
 EVENT = {
@@ -154,9 +160,11 @@ async def post_solve(request: Request, caller: Solver) -> Response:
     return await answered(context, caller, taken.id, preferred_wait(request), taken.waits)
 
 
-@directly(post_solve)
 async def _post_directly(request: Request) -> Response:
     return await post_solve(request, await solver(request))
+
+
+_WAYS[post_solve] = _post_directly
 
 
 async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | None, begun: float) -> Response | None:
@@ -217,12 +225,14 @@ async def get_solve(request: Request, solve_id: SolveId, caller: Reader, wait: W
     return await answered(request.app.state.context, caller, solve_id, wait)
 
 
-@directly(get_solve)
 async def _get_directly(request: Request) -> Response | None:
     solve_id = request.path_params["solve_id"]
     if request.scope["query_string"] or not _ID.fullmatch(solve_id):
         return None
     return await get_solve(request, solve_id, await reader(request))
+
+
+_WAYS[get_solve] = _get_directly
 
 
 @router.post(
@@ -308,5 +318,46 @@ async def get_events(
     await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
     who = partial(request.app.state.callers.of, *credentials(request))
     admit(request, request.app.state.streams, caller)
-    stream = event_stream.stream(context, who, solve_id, last_event_id)
+    stream = event_stream(context, who, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def event_stream(
+    context: Context, who: Callable[[], Awaitable[Caller]], request_id: str, after: int
+) -> AsyncIterator[bytes]:
+    """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan.
+
+    `who` is asked every second, so that a stream ends with its key.
+    """
+    yield b"retry: 1000\n\n"
+    quiet_since = context.clock.monotonic()
+    solve_id = (await read.find_request(context, await who(), request_id)).solve_id
+    with context.notifier.subscribe(request_id, *([solve_id] if solve_id else [])) as changes:
+        changed = True
+        while True:
+            try:
+                caller = await who()
+            except ServiceError:
+                return
+            if changed:
+                changes.reset()
+                row = await read.find_request(context, caller, request_id)
+                for point in await read.progress_of(context, row, after):
+                    after = point["seq"]
+                    yield event_text("progress", point, after)
+                    quiet_since = context.clock.monotonic()
+                if row.ended:
+                    yield event_text("end", read.listed_answer(context, row), after)
+                    return
+            if context.leaving:
+                return  # the client comes back with Last-Event-ID
+            if context.clock.monotonic() - quiet_since >= _ALIVE_S:
+                yield b": alive\n\n"
+                quiet_since = context.clock.monotonic()
+            changed = await changes.wait(_KEY_S)
+
+
+def event_text(name: str, data: Any, number: int) -> bytes:
+    """One event in the format of the HTML standard."""
+    text = json.dumps(data, separators=(",", ":"))
+    return f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode()
