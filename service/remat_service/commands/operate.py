@@ -12,7 +12,7 @@ import typer
 from ..context import Context, build_context
 from ..errors import Invalid
 from ..requests import operate
-from ..requests.cancel import cancel_solve
+from ..requests.completion import cancel_solve
 from ..settings import Settings
 from ..storage.seals import check_key
 from ..tenants.administration import operator, record

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..clock import SYSTEM
 from ..context import Context
 from ..errors import Invalid, NotFound
-from ..requests.cancel import cancel_tenant
+from ..requests.completion import cancel_tenant
 from ..storage.tables import api_keys, scopes, tenants
 from ..tenants import groups, keys
 from ..tenants.administration import operator, record

@@ -24,7 +24,7 @@ from ..identity import Caller, Retry
 from ..settings import Settings
 from ..storage.tables import groups
 from . import read
-from .cancel import cancel
+from .completion import cancel
 from .groups import Group, few
 from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission

@@ -1,4 +1,4 @@
-"""How a request ends: its answer from what its solve has found, in the caller's bytes."""
+"""How a request ends: with its solve, or given up; its answer is what its solve has found, in the caller's bytes."""
 
 from __future__ import annotations
 
@@ -6,58 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import ColumnElement, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status
-from remat_solver import sentence
 
 from ..context import Context
+from ..errors import NotFound
+from ..identity import Caller
 from ..storage.answers import document
-from ..storage.claims import names
-from ..storage.seals import Seals
-from ..storage.tables import requests, solves
+from ..storage.tables import ACTIVE, requests, solves
+from .read import PROGRESS, find_request, running_answer, told
 
-_QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
-
-
-PROGRESS = (
-    solves.c.state,
-    *(solves.c[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns", "restricted_to", "spent_s")),
-    solves.c.plan_id.label("best_plan_id"),
-    solves.c.seal.label("progress_seal"),
-    solves.c.queued_at,
-    solves.c.started_at,
-)
-"""What is read of a request's solve: how far it has come."""
-
-
-def told(seals: Seals, row: Any) -> dict[str, Any]:
-    """What a solve has told so far, from a row with `PROGRESS`; nothing where the seal does not hold."""
-    found = {"id": row.solve_id, "plan_id": row.best_plan_id, "seal": row.progress_seal}
-    found |= {name: row._mapping[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns")}
-    found["restricted_to"] = row.restricted_to or ""
-    if seals.holds("solves", found):
-        return found
-    return dict.fromkeys(found) | {"restricted_to": ""}
-
-
-def running_answer(context: Context, row: Any, status: Status | None = None) -> Answer:
-    """The answer so far of a request that has not ended, in net bytes, from a row with `PROGRESS`."""
-    running, known = row.state == _RUNNING, told(context.seals, row)
-    seconds = row.spent_s
-    if running and row.started_at is not None:
-        seconds = max(seconds, min(row.time_limit_s, (context.clock.now() - row.started_at).total_seconds()))
-    answer = Answer(
-        status=status or (Status.RUNNING if running else Status.QUEUED),
-        method=row.method,
-        budget_bytes=row.budget_bytes,
-        seconds=round(seconds, 3),
-        restricted_to=names(known["restricted_to"]),
-        digest=row.digest,
-        message="" if status else ("Solving." if running else "Waiting for a free solver."),
-    ).priced(known["total_cost_ns"], known["cost_ns"], known["bound_ns"], known["peak_bytes"])
-    return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
+_QUEUED, _ENDED = "queued", "ended"
 
 
 async def end_if_unwanted(context: Context, connection: AsyncConnection, solve_id: str) -> None:
@@ -144,3 +105,36 @@ async def write_answers(
         signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "answer": said}
         rows.append({"request_id": row.id, "said": said, "signed": context.seals.sealed("requests", signed)["seal"]})
     await connection.execute(statement, rows)
+
+
+async def cancel(context: Context, caller: Caller, request_id: str) -> None:
+    """Detach a request from its solve; its answer becomes the best incumbent. The solve ends with its last request."""
+    row = await find_request(context, caller, request_id)
+    if not row.ended:
+        await end_ahead(context, request_id, row.solve_id, Status.CANCELLED, "cancel")
+
+
+async def cancel_solve(context: Context, solve_id: str) -> int:
+    """End every request that waits for a solve with what it has found; how many. A running one then ends by itself.
+
+    Raises:
+        NotFound: there is no such solve.
+    """
+    async with context.database.read() as connection:
+        if await connection.scalar(select(solves.c.id).where(solves.c.id == solve_id)) is None:
+            raise NotFound(f"there is no solve {solve_id!r}")
+    return await _cancel_all(context, requests.c.solve_id == solve_id)
+
+
+async def cancel_tenant(context: Context, tenant_id: str) -> int:
+    """End every request of a tenant that is under way; how many. Solves that others wait for go on."""
+    return await _cancel_all(context, requests.c.tenant_id == tenant_id)
+
+
+async def _cancel_all(context: Context, which: ColumnElement[bool]) -> int:
+    query = select(requests.c.id, requests.c.solve_id).join(solves, solves.c.id == requests.c.solve_id)
+    async with context.database.read() as connection:
+        found = (await connection.execute(query.where(which, requests.c.ended.is_(False), ACTIVE))).all()
+    for row in found:
+        await end_ahead(context, row.id, row.solve_id, Status.CANCELLED, "cancel", "An operator ended it.")
+    return len(found)

@@ -18,7 +18,7 @@ from ..identity import Caller, Retry
 from ..settings import Settings
 from ..storage.tables import groups, of_epoch, requests
 from . import read
-from .cancel import cancel
+from .completion import cancel
 from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission
 

@@ -10,15 +10,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Float, Select, and_, case, cast, func, literal, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Subject, plain_peak
+from remat_ir import plain_peak
 
 from ..context import Context
 from ..errors import Invalid
 from ..identity import Caller
 from ..memory import Lru
 from ..storage.tables import graphs, groups, of_epoch, requests, solves
-from .completion import PROGRESS
-from .read import current_answer, listed_answer
+from .read import PROGRESS, current_answer, listed_answer, stored_subject
 
 SORTS = ("created_at", "status", "ops", "budget_bytes", "overhead", "gap", "seconds")
 """What a list can be sorted by; ties, and `created_at` itself, go by the id, which grows with time."""
@@ -68,11 +67,7 @@ class PlainPeaks:
         return found
 
     async def _replayed(self, context: Context, caller: Caller, key: str) -> int | None:
-        async with context.database.read() as connection:
-            packed = await context.store.graph_row(connection, key)
-        subject: Subject | None = None
-        if packed is not None:
-            subject = await context.verifier.graph(key, packed, caller.key)
+        subject = await stored_subject(context, caller, key)
         return None if subject is None else await asyncio.to_thread(plain_peak, subject)
 
 

@@ -1,33 +1,62 @@
-"""Reading what is stored for a request: its answer and verified plan, its problem, its progress."""
+"""Reading what is stored for a request: its answer so far or verified plan, its problem, progress and memory curve."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from sqlalchemy import bindparam, select
 
-from remat_ir import Answer, Problem, Status, Verdict, to_node_link
+from remat_ir import (
+    Answer,
+    AnyPlan,
+    ChainPlan,
+    JoinPlan,
+    Plan,
+    Problem,
+    Status,
+    Subject,
+    Verdict,
+    plain_plan_of,
+    read_plan,
+    replay_any,
+    subject_kind,
+    to_node_link,
+)
+from remat_solver import sentence
 
 from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller
 from ..storage.answers import document, head_of, rendered, spliced
 from ..storage.claims import names
+from ..storage.seals import Seals
 from ..storage.snapshot import EndedRequest, Given
 from ..storage.store import StoredPlan, StoredProof
 from ..storage.tables import events, of_epoch, requests, solves
 from ..subjects import gross_of
-from .completion import PROGRESS, running_answer
 
 log = structlog.get_logger("remat_service.requests.read")
+
+PROGRESS = (
+    solves.c.state,
+    *(solves.c[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns", "restricted_to", "spent_s")),
+    solves.c.plan_id.label("best_plan_id"),
+    solves.c.seal.label("progress_seal"),
+    solves.c.queued_at,
+    solves.c.started_at,
+)
+"""What is read of a request's solve: how far it has come."""
 
 _REQUEST = (
     select(requests, *PROGRESS)
     .outerjoin(solves, solves.c.id == requests.c.solve_id)
     .where(requests.c.tenant_id == bindparam("tenant"), requests.c.id == bindparam("id"), of_epoch(bindparam("epoch")))
 )
+_POINT = tuple(events.c[name] for name in ("seq", "seconds", "cost_ns", "bound_ns", "restricted_to", "source"))
 _DAMAGED = "This answer is not what was stored; POST the problem again."
 
 
@@ -176,18 +205,51 @@ async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bo
     return rendered(said, text, certificate), True
 
 
+def told(seals: Seals, row: Any) -> dict[str, Any]:
+    """What a solve has told so far, from a row with `PROGRESS`; nothing where the seal does not hold."""
+    found = {"id": row.solve_id, "plan_id": row.best_plan_id, "seal": row.progress_seal}
+    found |= {name: row._mapping[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns")}
+    found["restricted_to"] = row.restricted_to or ""
+    if seals.holds("solves", found):
+        return found
+    return dict.fromkeys(found) | {"restricted_to": ""}
+
+
+def running_answer(context: Context, row: Any, status: Status | None = None) -> Answer:
+    """The answer so far of a request that has not ended, in net bytes, from a row with `PROGRESS`."""
+    running, known = row.state == "running", told(context.seals, row)
+    seconds = row.spent_s
+    if running and row.started_at is not None:
+        seconds = max(seconds, min(row.time_limit_s, (context.clock.now() - row.started_at).total_seconds()))
+    answer = Answer(
+        status=status or (Status.RUNNING if running else Status.QUEUED),
+        method=row.method,
+        budget_bytes=row.budget_bytes,
+        seconds=round(seconds, 3),
+        restricted_to=names(known["restricted_to"]),
+        digest=row.digest,
+        message="" if status else ("Solving." if running else "Waiting for a free solver."),
+    ).priced(known["total_cost_ns"], known["cost_ns"], known["bound_ns"], known["peak_bytes"])
+    return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
+
+
 async def current_answer(context: Context, row: Any) -> dict[str, Any]:
     """The answer object of a request under way, without a plan."""
     return document(running_answer(context, row), row.fixed_bytes, id=row.id, cache=row.cache)
+
+
+async def stored_subject(context: Context, caller: Caller, graph_key: str) -> Subject | None:
+    """What is stored under the key of a graph; None where it has been evicted, or is damaged."""
+    async with context.database.read(brief=True) as connection:
+        packed = await context.store.graph_row(connection, graph_key)
+    return None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
 
 
 async def proof_text(
     context: Context, caller: Caller, proof: StoredProof, graph_key: str, net_budget: int
 ) -> bytes | None:
     """A stored certificate as JSON text if it proves what it should for a graph."""
-    async with context.database.read(brief=True) as connection:
-        packed = await context.store.graph_row(connection, graph_key)
-    subject = None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
+    subject = await stored_subject(context, caller, graph_key)
     if subject is None:
         return None
     problem = Problem(subject, net_budget)
@@ -202,9 +264,7 @@ async def proof_text(
 async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
     """A stored plan as JSON text if the verifier passes it."""
     claimed = Verdict(plan.cost_ns, plan.peak_bytes)
-    async with context.database.read(brief=True) as connection:
-        packed = await context.store.graph_row(connection, plan.graph_key)
-    subject = None if packed is None else await context.verifier.graph(plan.graph_key, packed, caller.key)
+    subject = await stored_subject(context, caller, plan.graph_key)
     if subject is None:
         return None
     problem = Problem(subject, net_budget)
@@ -226,9 +286,7 @@ async def problem_of(context: Context, caller: Caller, request_id: str, node_lin
         InvalidData: node-link data can't say what the graph is.
     """
     row = await find_request(context, caller, request_id)
-    async with context.database.read(brief=True) as connection:
-        packed = await context.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
+    subject = await stored_subject(context, caller, row.graph_key)
     if subject is None:
         raise Gone("the graph of this solve is no longer stored")
     gross = gross_of(Problem(subject, row.budget_bytes), row.fixed_bytes)
@@ -242,23 +300,72 @@ async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[s
     """The improvements of the solve of a request, whose row is given, with a `seq` above `after`."""
     if row.solve_id is None:  # served from the store: its end is all there is to tell
         return [_end_point(listed_answer(context, row))] if after == 0 else []
+    query = select(*_POINT).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
     async with context.database.read(brief=True) as connection:
-        found = await connection.execute(
-            select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
-        )
-        return [
-            {
-                "seq": point.seq,
-                "seconds": point.seconds,
-                "cost_ns": point.cost_ns,
-                "bound_ns": point.bound_ns,
-                "restricted_to": list(names(point.restricted_to)),
-                "source": point.source,
-            }
-            for point in found
-        ]
+        found = (await connection.execute(query)).all()
+    return [{**point._asdict(), "restricted_to": list(names(point.restricted_to))} for point in found]
 
 
 def _end_point(answer: dict[str, Any]) -> dict[str, Any]:
     taken = {key: answer[key] for key in ("cost_ns", "bound_ns", "restricted_to")}
     return {"seq": 1, "seconds": 0.0, **taken, "source": "store"}
+
+
+async def timeline_of(context: Context, caller: Caller, request_id: str) -> dict[str, Any]:
+    """The timeline of a request's answer; without a plan yet, or at all, only plain training's.
+
+    Raises:
+        NotFound: there is no such request.
+        Gone: its graph or its plan has been evicted.
+    """
+    row = await find_request(context, caller, request_id)
+    problem = await problem_of(context, caller, request_id)
+    answer, _ = await body_of(context, caller, row)
+    return await asyncio.to_thread(_timeline, problem, answer)
+
+
+def _timeline(problem: bytes, answer: bytes) -> dict[str, Any]:
+    """The memory curve of a plan and of plain training, for any kind of subject, by the verifier's own replay."""
+    subject, said = Problem.from_json(problem).subject, json.loads(answer).get("plan")
+    return {
+        "kind": subject_kind(subject),
+        "total_cost_ns": subject.total_cost_ns,
+        "plain": _curve(subject, plain_plan_of(subject)),
+        "plan": None if said is None else _curve(subject, read_plan(said)),
+    }
+
+
+def _curve(subject: Subject, plan: AnyPlan) -> dict[str, Any]:
+    """When each step starts, in ns, the bytes while it runs, what it is, and whether it has run before.
+
+    The frees of a graph's plan are left out: they take no time, and the next computation shows what they gave back.
+    """
+    start, memory, what, again = [], [], [], []
+    seen: set[str] = set()
+    before = 0
+    for moment in replay_any(subject, plan):
+        if not (isinstance(plan, Plan) and moment.op is None):
+            name, unit = _step(plan, moment.step)
+            start.append(before)
+            memory.append(moment.peak_bytes)
+            what.append(name)
+            again.append(unit is not None and unit in seen)
+            if unit is not None:
+                seen.add(unit)
+        before = moment.cost_ns
+    return {"start_ns": start, "end_ns": before, "memory_bytes": memory, "what": what, "again": again}
+
+
+def _step(plan: AnyPlan, i: int) -> tuple[str, str | None]:
+    """A step in words, and the unit of work that it does: the same again is a recomputation."""
+    if isinstance(plan, JoinPlan):
+        verb, branch, index = plan.steps[i]
+        name = verb.value if verb.value == "turn" else f"{verb.value} {index} of branch {branch}"
+        return name, name if verb.value == "F" else None
+    if isinstance(plan, ChainPlan):
+        chain_verb, stage = plan.steps[i]
+        forward = chain_verb.value.startswith("F")
+        return f"{chain_verb.value} {stage}", f"F {stage}" if forward else None
+    step = plan.steps[i]
+    name = f"op {getattr(step, 'op', '')}"
+    return name, name

@@ -15,6 +15,7 @@ from remat_ir import Problem, Status
 from ..context import Context
 from ..identity import Caller
 from ..requests.completion import end_request
+from ..requests.read import stored_subject
 from ..storage.cache_key import Keys
 from ..storage.queue import Claimed, LostClaim
 from ..storage.tables import requests
@@ -37,8 +38,7 @@ async def read_claim(context: Context, claimed: Claimed) -> Claim | None:
     row = claimed.row
     async with context.database.read(brief=True) as connection:
         caller = await caller_of(connection, row.tenant_id)
-        packed = await context.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
+    subject = await stored_subject(context, caller, row.graph_key)
     if subject is None:
         await _fail(context, claimed, "The stored graph is damaged; POST the problem again.")
         return None

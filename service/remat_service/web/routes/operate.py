@@ -16,7 +16,7 @@ from ...context import Context
 from ...errors import Invalid, NotFound
 from ...identity import OPERATE, Caller
 from ...requests import operate
-from ...requests.cancel import cancel_solve, cancel_tenant
+from ...requests.completion import cancel_solve, cancel_tenant
 from ...storage.tables import api_keys, tenants
 from ...tenants import keys
 from ...tenants.administration import record

@@ -25,7 +25,7 @@ from ...requests.parse import (
     read_ask,
     read_problem,
 )
-from ...requests.read import plan_text
+from ...requests.read import plan_text, stored_subject
 from ...settings import Settings
 from ...storage.answers import Stored, document, rendered
 from ...storage.cache_key import Keys, keys_of, method_key_of
@@ -109,8 +109,7 @@ async def _problem_by_digest(context: Context, caller: Caller, digest: str, meth
                 select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
             )
         ).first()
-        packed = None if row is None else await context.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None or row is None else await context.verifier.graph(row.graph_key, packed, caller.key)
+    subject = None if row is None else await stored_subject(context, caller, row.graph_key)
     if subject is None or row is None:
         raise NotFound("there is no plan for this digest")
     keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")

@@ -18,8 +18,8 @@ from remat_ir import Status
 from ...context import COME_BACK_S, Context
 from ...errors import BadRequest, ServiceError
 from ...identity import Caller, Retry
-from ...requests import read, timeline
-from ...requests.cancel import cancel
+from ...requests import read
+from ...requests.completion import cancel
 from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
@@ -277,7 +277,7 @@ async def get_problem(
 )
 async def get_timeline(request: Request, solve_id: SolveId, caller: Reader) -> Any:
     """What runs when and what it holds, of any kind of plan, next to training without a plan; for pictures."""
-    return await timeline.of_solve(request.app.state.context, caller, solve_id)
+    return await read.timeline_of(request.app.state.context, caller, solve_id)
 
 
 @router.get(
