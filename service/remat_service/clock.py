@@ -51,28 +51,3 @@ class Waits:
     def seconds(self, request_id: str, until: float) -> float:
         """How long a request had waited at a moment, for certain."""
         return until - self._since.get(request_id, until)
-
-
-class LookTime:
-    """The time that a look may take; without an end where `within_s` is None."""
-
-    def __init__(self, clock: Clock, within_s: float | None, begun: float | None = None) -> None:
-        self._clock, self._within_s = clock, within_s
-        self._begun = clock.monotonic() if begun is None else begun
-
-    def spent(self) -> float:
-        """Seconds since it began."""
-        return self._clock.monotonic() - self._begun
-
-    def left(self) -> float | None:
-        """Seconds that are left."""
-        return None if self._within_s is None else max(0.0, self._within_s - self.spent())
-
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.left() == 0.0
-
-    def share(self, whole: bool) -> LookTime:
-        """All of it, or half: the other half is for a plan, where there is none yet."""
-        within_s = self._within_s
-        return self if whole or within_s is None else LookTime(self._clock, within_s / 2, self._begun)

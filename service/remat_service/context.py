@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from .clock import Clock, Waits
+from .identity import SOLVER
 from .memory import KeyedLocks
 from .metrics import Metrics
 from .notify import Notifier
 from .processes.supervisor import Supervisor
 from .settings import Settings
+from .storage.answers import ResponseCache, WriteBehind
 from .storage.cache import Cache
-from .storage.cache_key import SOLVER
-from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
 from .storage.queue import Queue
-from .storage.response_cache import ResponseCache, WriteBehind
-from .storage.seals import Seals, seals_of
-from .storage.snapshot import SnapshotReader
-from .storage.store import Store
+from .storage.seals import Claims, Seals, seals_of
+from .storage.store import SnapshotReader, Store
 from .storage.verifier import Verifier
 
 COME_BACK_S = 5

@@ -17,10 +17,9 @@ from drawn import examples
 from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.cli import app
-from remat_service.storage.cache_key import SOLVER
-from remat_service.storage.claims import Effort
-from remat_service.storage.near import carried_bound
-from remat_service.storage.seals import Seals
+from remat_service.identity import SOLVER
+from remat_service.storage.cache import carried_bound
+from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack
 from service.serving import Service, checked, eventually, serving, training_graph
 

@@ -27,7 +27,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.cluster import Fleet
-from remat_service.storage.prepare import migrate
+from remat_service.storage.database import migrate
 from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, postgres
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph

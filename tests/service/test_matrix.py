@@ -21,7 +21,7 @@ from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.execute import execute
-from remat_service.storage.prepare import migrate
+from remat_service.storage.database import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database

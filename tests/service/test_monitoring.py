@@ -30,7 +30,7 @@ from remat_service.identity import Caller
 from remat_service.metrics import Metrics
 from remat_service.requests.housekeeping import look
 from remat_service.settings import Settings
-from remat_service.storage.prepare import migrate
+from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream

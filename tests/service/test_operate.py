@@ -15,8 +15,8 @@ from sqlalchemy import func, select, update
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import Context, build_context
 from remat_service.settings import Settings
+from remat_service.storage.database import migrate
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
-from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from service.serving import Service, eventually, hard_graph, serving, training_graph

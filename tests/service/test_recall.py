@@ -19,7 +19,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.storage.prepare import migrate
+from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.cli import app
-from remat_service.storage.cache_key import SOLVER
+from remat_service.identity import SOLVER
 from service.database import PrivatePostgres, fresh_database
 from service.serving import Service, Worker, checked, eventually, hard_graph, serving, training_graph
 

@@ -17,7 +17,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.storage.prepare import migrate
+from remat_service.storage.database import migrate
 from remat_service.storage.tables import solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
 from service.serving import eventually, hard_graph, serving, training_graph

@@ -14,11 +14,11 @@ from sqlalchemy import literal, select, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
 from remat_service.clock import Waits
+from remat_service.identity import Keys
 from remat_service.requests import completion, submit
 from remat_service.solving.record import SolveRecord
-from remat_service.storage.cache_key import Keys
 from remat_service.storage.queue import Claimed, Queue, Turns, Waiting
-from remat_service.storage.snapshot import SnapshotReader
+from remat_service.storage.store import SnapshotReader
 from remat_service.storage.tables import Utc, requests, solves
 from remat_service.storage.verifier import Verifier
 from service.simulation.invariants import Broken

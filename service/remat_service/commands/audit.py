@@ -33,12 +33,10 @@ from remat_ir import (
 from remat_ir.proof import prove, read_proof
 from remat_solver import Evidence, method_named, solve
 
-from ..identity import Caller
+from ..identity import SOLVER, Caller, certifies, size_of
 from ..settings import Settings
-from ..storage.cache_key import SOLVER, certifies
-from ..storage.claims import names
 from ..storage.database import Database
-from ..storage.seals import Seals
+from ..storage.seals import Seals, names
 from ..storage.tables import (
     bounds,
     efforts,
@@ -53,7 +51,6 @@ from ..storage.tables import (
     solves,
 )
 from ..storage.verifier import checksum, unpack
-from ..subjects import size_of
 from ..tenants.administration import operator, record
 from .transaction import opened
 

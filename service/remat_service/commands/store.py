@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..errors import Invalid
 from ..settings import Settings, driver_url
 from ..storage.database import Database, read_only
-from ..storage.prepare import migrate as prepare
+from ..storage.database import migrate as prepare
 from ..storage.seals import adopt_key, seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
 from ..tenants.administration import operator, record

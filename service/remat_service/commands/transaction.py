@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..errors import ServiceError
 from ..settings import Settings
 from ..storage import migrations
-from ..storage.database import Database
-from ..storage.prepare import migrate
+from ..storage.database import Database, migrate
 from ..storage.seals import Seals, check_key, seals_at_hand
 from ..tenants.administration import operator, record
 

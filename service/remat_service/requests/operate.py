@@ -9,7 +9,7 @@ from sqlalchemy import case, distinct, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
-from ..storage.cache_key import SOLVER
+from ..identity import SOLVER
 from ..storage.eviction import store_bytes
 from ..storage.tables import requests, solves, tenants
 

@@ -42,9 +42,9 @@ from remat_ir.schema import (
 from remat_solver import METHODS, runner_of
 
 from ..errors import BadRequest, Invalid, ServiceError, TooLarge
+from ..identity import net_of, size_of
 from ..memory import Lru
 from ..settings import Settings
-from ..subjects import net_of, size_of
 
 T = TypeVar("T")
 

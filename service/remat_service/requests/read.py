@@ -30,14 +30,11 @@ from remat_solver import sentence
 
 from ..context import Context
 from ..errors import Gone, NotFound
-from ..identity import Caller
-from ..storage.answers import document, head_of, rendered, spliced
-from ..storage.claims import names
-from ..storage.seals import Seals
-from ..storage.snapshot import EndedRequest, Given
-from ..storage.store import StoredPlan, StoredProof
+from ..identity import Caller, gross_of
+from ..storage.answers import Given, document, head_of, rendered, spliced
+from ..storage.seals import Seals, names
+from ..storage.store import EndedRequest, StoredPlan, StoredProof
 from ..storage.tables import events, of_epoch, requests, solves
-from ..subjects import gross_of
 
 log = structlog.get_logger("remat_service.requests.read")
 

@@ -16,10 +16,8 @@ from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
 from ..errors import Conflict, Invalid, Unavailable
-from ..identity import Caller, Retry
-from ..storage.answers import Stored, document
-from ..storage.cache_key import Keys, keys_of, method_key_of
-from ..storage.response_cache import CachedResponse
+from ..identity import Caller, Keys, Retry, keys_of, method_key_of
+from ..storage.answers import CachedResponse, Stored, document
 from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
 from ..storage.verifier import Verifier
 from ..telemetry import traceparent

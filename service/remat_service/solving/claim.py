@@ -13,10 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from remat_ir import Problem, Status
 
 from ..context import Context
-from ..identity import Caller
+from ..identity import Caller, Keys
 from ..requests.completion import end_request
 from ..requests.read import stored_subject
-from ..storage.cache_key import Keys
 from ..storage.queue import Claimed, LostClaim
 from ..storage.tables import requests
 from ..tenants.keys import caller_of

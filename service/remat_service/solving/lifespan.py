@@ -10,10 +10,10 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..context import Context
+from ..identity import SOLVER
 from ..notify import PostgresRelay
 from ..storage import migrations
-from ..storage.cache_key import SOLVER
-from ..storage.prepare import migrate, sole_owner
+from ..storage.database import migrate, sole_owner
 from ..storage.seals import take_key
 from ..tenants.keys import default_caller
 

@@ -17,9 +17,8 @@ from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, read_pla
 
 from ..context import Context
 from ..storage.answers import shifted
-from ..storage.claims import column
 from ..storage.queue import LostClaim
-from ..storage.seals import SEALED
+from ..storage.seals import SEALED, column
 from ..storage.tables import events
 from ..storage.verifier import CheckedProof
 from .claim import Claim

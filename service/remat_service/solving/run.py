@@ -20,14 +20,14 @@ from remat_ir.proof import certifiable
 from remat_solver import Ending
 
 from ..context import Context
+from ..identity import gross_of
 from ..outage import Outage
 from ..processes.supervisor import Child, ChildRun
 from ..requests.completion import end_request, write_answers
 from ..storage.answers import Stored
-from ..storage.claims import Effort, column
 from ..storage.queue import LostClaim
+from ..storage.seals import Effort, column
 from ..storage.verifier import unpack
-from ..subjects import gross_of
 from .claim import Claim, limits_of_open_requests, open_requests
 from .record import Outcome, SolveRecord
 

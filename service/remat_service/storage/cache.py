@@ -23,7 +23,7 @@ It is put together from parts, each true on its own:
 Claims, floors and efforts are sealed (`seals.py`). A row whose seal does not hold, or whose certificate does not prove
 what the row says, is logged, counted and passed over, and with it the effort, which may have rested on it. A look
 deletes nothing: the key may be the wrong one. The next solve of the problem takes the place of such rows.
-A hit that was put together once is given again from memory for the same body (`response_cache.py`), on one condition
+A hit that was put together once is given again from memory for the same body (`answers.py`), on one condition
 that is looked at every time: each row named above is what it was, the plan's stored bytes included, byte for byte. So
 what goes out has been verified, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's
 row is a miss as before. What is not read again is the graph: the memory holds for the body as sent, which is the graph.
@@ -32,34 +32,72 @@ What does not make a hit still starts the next solve: the plan as its incumbent,
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from fractions import Fraction
 
 import structlog
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import (
+    InvalidPlan,
     Problem,
+    Subject,
     outgrown,
+    structure_digest,
 )
+from remat_ir.proof import certifiable
 from remat_solver import report_bound, report_budget
 
-from ..clock import LookTime
-from ..identity import Caller
+from ..clock import Clock
+from ..identity import Caller, Keys, costs_of
 from ..memory import Lru
 from ..metrics import Metrics
 from .answers import Stored
-from .cache_key import Keys
-from .claims import Claims, Floor
 from .database import Database
-from .near import NearGraphs
-from .snapshot import Row, Snapshot, SnapshotReader
-from .store import Store, StoredPlan, StoredProof
+from .seals import Claims, Floor
+from .store import Row, Snapshot, SnapshotReader, Store, StoredPlan, StoredProof
+from .tables import graphs
 from .verifier import CheckedProof, Verifier
 
 log = structlog.get_logger("remat_service.storage.cache")
 
 _MOST_LOOKS = 100  # each look that finds damage passes over one row more
 _MOST_REPORTED = 10_000  # rows that are remembered as logged and counted
+
+
+_SAME_STRUCTURE = (
+    select(graphs.c.key, graphs.c.data)
+    .where(graphs.c.structure_key == bindparam("structure"), graphs.c.key != bindparam("graph"))
+    .order_by(graphs.c.used_at.desc(), graphs.c.key)
+    .limit(4)
+)
+
+
+class LookTime:
+    """The time that a look may take; without an end where `within_s` is None."""
+
+    def __init__(self, clock: Clock, within_s: float | None, begun: float | None = None) -> None:
+        self._clock, self._within_s = clock, within_s
+        self._begun = clock.monotonic() if begun is None else begun
+
+    def spent(self) -> float:
+        """Seconds since it began."""
+        return self._clock.monotonic() - self._begun
+
+    def left(self) -> float | None:
+        """Seconds that are left."""
+        return None if self._within_s is None else max(0.0, self._within_s - self.spent())
+
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.left() == 0.0
+
+    def share(self, whole: bool) -> LookTime:
+        """All of it, or half: the other half is for a plan, where there is none yet."""
+        within_s = self._within_s
+        return self if whole or within_s is None else LookTime(self._clock, within_s / 2, self._begun)
 
 
 class Cache:
@@ -76,7 +114,6 @@ class Cache:
     ) -> None:
         self._database, self._store, self._claims = database, store, claims
         self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
-        self._near = NearGraphs(database, store, claims, verifier)
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
     async def known(
@@ -133,7 +170,7 @@ class Cache:
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
-            stored = await self._near.added(caller, keys, problem, stored, time)
+            stored = await self._with_near(caller, keys, problem, stored, time)
             if stored.carried and stored.certain_bytes is None:
                 stored = replace(stored, certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject))
         return await self._without_refuted(keys, problem, stored)
@@ -264,3 +301,78 @@ class Cache:
                 return other, broken
             broken.append(other)
         return None, broken
+
+    async def _with_near(self, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: LookTime) -> Stored:
+        """What is stored, with what graphs of the same structure with other costs add to it: those that can be read.
+
+        Args:
+            time: to look; what it is too short for is left out, and the result is `partial`.
+        """
+        looks: list[Snapshot] = []
+        for row in await self._database.rows(_SAME_STRUCTURE, structure=keys.structure, graph=keys.graph):
+            if time.over():
+                return replace(stored, partial=True)
+            other = await self._verifier.graph(row.key, row.data, caller.key)
+            # its own column may say what is not so, and a claim about another structure says nothing here
+            if other is None or caller.key(await asyncio.to_thread(structure_digest, other)) != keys.structure:
+                continue
+            looks.append(await self._snapshots.read(replace(keys, graph=row.key), problem.budget_bytes))
+            stored = await self._nearer(row.key, other, looks[-1], problem, stored)
+        if certifiable(problem.subject):
+            for found in looks:
+                stored = await self._with_near_proofs(found, keys, problem, stored, time)
+        return stored
+
+    async def _with_near_proofs(
+        self, found: Snapshot, keys: Keys, problem: Problem, stored: Stored, time: LookTime
+    ) -> Stored:
+        for row in (found.too_small, found.proof):
+            if row is None or row.budget_bytes < problem.budget_bytes:
+                continue
+            try:
+                proof = await self._verifier.proof(keys.graph, problem, row.data, time.left())
+            except TimeoutError:
+                stored = replace(stored, partial=True)
+                continue
+            if proof is None or stored.proves_none:
+                continue
+            if proof.bound_ns is None or proof.bound_ns > stored.known.whole_ns:
+                stored = replace(stored, proof=proof, carried=True)
+        return stored
+
+    async def _nearer(self, key: str, other: Subject, found: Snapshot, problem: Problem, stored: Stored) -> Stored:
+        """What is stored, with what a look at another graph adds to it, certificates left out."""
+        claim, floor, best = found.claim, found.floor, found.plan
+        if claim is not None and not certifiable(problem.subject) and self._claims.holds_claim(key, claim):
+            bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
+            if stored.claim is None or bound_ns > stored.claim.bound_ns:
+                stored = replace(stored, claim=claim._replace(bound_ns=bound_ns), carried=True)
+        if floor is not None and self._claims.holds_floor(key, floor):  # costs play no part in what fits
+            enough = floor.enough_bytes
+            if floor.least_bytes > (stored.least_bytes or 0):
+                stored = replace(stored, least_bytes=floor.least_bytes, carried=True)
+            if enough is not None and (stored.enough_bytes is None or enough < stored.enough_bytes):
+                stored = replace(stored, enough_bytes=enough)
+        if best is None:
+            return stored
+        plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), best.data, best.claimed)
+        if plan is None:
+            return stored
+        try:
+            verdict = await self._verifier.verify(problem, plan)
+        except InvalidPlan:
+            return stored
+        if stored.cost_ns is None or verdict.cost_ns < stored.cost_ns:
+            stored = replace(stored, near=(plan, verdict), carried=True)
+        return stored
+
+
+def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:
+    """ΣC′ + r · (L − ΣC), r = min c′_i / c_i: a proved bound for the same structure with other costs, rounded up.
+
+    Rounding up is right: costs are whole ns. An op that cost nothing puts no limit on r.
+    """
+    ratios = [Fraction(c2, c1) for c1, c2 in zip(costs_of(old), costs_of(new), strict=True) if c1 > 0]
+    extra = max(0, bound_ns - old.total_cost_ns)
+    least = min(ratios, default=Fraction(0)) * extra
+    return new.total_cost_ns - (-least.numerator // least.denominator)

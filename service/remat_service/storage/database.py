@@ -1,23 +1,27 @@
-"""The database: one engine, readers and writers, the same on SQLite and PostgreSQL."""
+"""The database: one engine, readers and writers, the same on SQLite and PostgreSQL; its schema and its one owner."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Executable, Row, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from ..clock import SYSTEM, Clock
 from ..errors import ServiceError
 from ..settings import Settings, driver_url
+from . import migrations
 from .sqlite import Writes, raw_of
 
 Connect = Callable[[], Any]
@@ -215,3 +219,41 @@ def _on_begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:
         connection.connection.dbapi_connection.at_once("BEGIN")  # type: ignore[union-attr]
+
+
+async def migrate(database: Database) -> None:
+    """Bring the schema up to date.
+
+    Raises:
+        ServiceError: the database can't be opened, or written to.
+    """
+    try:
+        async with database.change_schema() as connection:
+            await connection.run_sync(migrations.upgrade)
+    except DBAPIError as error:
+        where = database.engine.url.render_as_string(hide_password=True)
+        why = str(error.orig).strip().splitlines()[0]
+        raise ServiceError(f"can't use the database {where}: {why}; see REMAT_DATABASE_URL") from None
+
+
+@contextmanager
+def sole_owner(database: Database) -> Iterator[None]:
+    """Hold a lock on a SQLite file itself, under whatever name it is opened; a crash releases it.
+
+    It is `flock`'s, of which SQLite's own locks know nothing on Linux. The handle is open for as long as the
+    database is, since closing one ends SQLite's locks.
+    """
+    path = database.engine.url.database
+    if not database.is_sqlite or not path or path == ":memory:":
+        yield
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(f"another service has {path} open; use PostgreSQL for more than one process") from None
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(handle)

@@ -1,22 +1,22 @@
-"""Writing and reading what was found and proved: graphs, plans and proofs, by salted key.
+"""Graphs, plans and proofs by salted key, as they are written; and all that an answer rests on, read in one statement.
 
 All bytes in the store are net of fixed bytes: a plan's peak and a budget are what the step needs beyond them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import BindParameter, Select, and_, bindparam, case, delete, exists, false, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Problem, Verdict
 
-from ..subjects import size_of
-from .cache_key import SOLVER, Keys
-from .claims import Claims
+from ..identity import SOLVER, Caller, Keys, size_of
 from .database import Database
-from .tables import graphs, plans, problems, proofs
+from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor
+from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
 from .verifier import checksum, pack
 
 
@@ -154,16 +154,6 @@ class Store:
         assert stored is not None
         return stored
 
-    async def best_proofs(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> list[StoredProof]:
-        """The certificates at a budget or a larger one: that no plan fits, and of the greatest bound, if there are."""
-        above = (proofs.c.graph_key == graph_key, proofs.c.budget_bytes >= net_budget)
-        found = []
-        for of_kind in (proofs.c.bound_ns.is_(None), proofs.c.bound_ns.is_not(None)):
-            query = select(*PROOF_COLUMNS).where(*above, of_kind)
-            query = query.order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id).limit(1)
-            found += [StoredProof(*row) for row in await connection.execute(query)]
-        return found
-
     async def own_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> tuple[str, int] | None:
         """The row of the best certificate of exactly this budget, and the bound that it is said to prove."""
         query = select(proofs.c.id, proofs.c.bound_ns).where(
@@ -182,27 +172,14 @@ class Store:
         same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
         await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
 
-    async def best_plan(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
-    ) -> StoredPlan | None:
-        """The cheapest plan within a budget; of any method where `method_key` is None."""
-        found = await self.plans_within(connection, graph_key, net_budget, method_key, 1)
-        return found[0] if found else None
-
     async def plans_within(
-        self,
-        connection: AsyncConnection,
-        graph_key: str,
-        net_budget: int,
-        method_key: str | None,
-        most: int | None = None,
+        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
     ) -> list[StoredPlan]:
-        """The plans within a budget, cheapest first; all of them are read only where the cheapest is damaged."""
+        """The plans within a budget, cheapest first; of any method where `method_key` is None."""
         query = (
             select(*PLAN_COLUMNS)
             .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
             .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
-            .limit(most)
         )
         if method_key is not None:
             query = query.where(plans.c.method_key == method_key)
@@ -224,3 +201,241 @@ class Store:
         await connection.execute(update(graphs).where(graphs.c.key == graph_key).values(used_at=moment))
         if plan_id is not None:
             await connection.execute(update(plans).where(plans.c.id == plan_id).values(used_at=moment))
+
+
+class Snapshot(NamedTuple):
+    """What a hit is put together from (see `cache.py`), and whether a solve is under way that it should join.
+
+    Equal snapshots give equal answers: plan and certificates are there with their stored bytes themselves, not with a
+    checksum of them, and sealed rows with their seals.
+
+    Attributes:
+        plan: the cheapest within the budget.
+        claim, restricted: the best bounds without a certificate: for every plan, and of the method's own search.
+        proof: the certificate of the best bound at this budget or a larger one.
+        too_small: a certificate that no plan fits a budget: the next one from here upwards, or else downwards.
+    """
+
+    plan: StoredPlan | None
+    claim: Claim | None
+    restricted: Claim | None
+    floor: Floor | None
+    effort: Effort | None
+    proof: StoredProof | None
+    too_small: StoredProof | None
+    under_way: bool
+
+
+class EndedRequest(NamedTuple):
+    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none."""
+
+    id: str
+    tenant_id: str
+    answer: Any
+    graph_key: str
+    budget_bytes: int
+    fixed_bytes: int
+    plan_id: str | None
+    proof_id: str | None
+    seal: str | None
+    data: bytes | None
+    cost_ns: int | None
+    peak_bytes: int | None
+    proof: bytes | None
+
+
+Row = StoredPlan | StoredProof | Claim | Floor | Effort
+"""A row that an answer rests on."""
+
+
+def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
+    """The query; of bounds, floors and certificates it passes over some rows, and then takes no effort."""
+    graph: BindParameter[str] = bindparam("graph")
+    budget: BindParameter[int] = bindparam("budget")
+    method: BindParameter[str] = bindparam("method")
+    best = (
+        select(plans.c.id)
+        .where(
+            plans.c.graph_key == graph,
+            plans.c.peak_bytes <= budget,
+            or_(bindparam("any_method") == 1, plans.c.method_key == method),
+        )
+        .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    claim, restricted = _claims(graph, budget, method, [row for row in without if isinstance(row, Claim)])
+    proof, too_small = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
+    no_floor = [false()] if any(isinstance(row, Floor) for row in without) else []
+    no_effort = [false()] if without else []
+    rows: Any = select(best.label("plan_id")).subquery()
+    one = rows
+    rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
+    rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
+    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == SOLVER, *no_floor))
+    rows = rows.outerjoin(
+        efforts,
+        and_(
+            efforts.c.graph_key == graph,
+            efforts.c.budget_bytes == budget,
+            efforts.c.method_key == method,
+            efforts.c.solver == SOLVER,
+            *no_effort,
+        ),
+    )
+    rows = rows.outerjoin(proof, true()).outerjoin(too_small, true())
+    under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
+    return select(
+        *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
+        under_way,
+    ).select_from(rows)  # fmt: skip
+
+
+def _claims(
+    graph: BindParameter[str], budget: BindParameter[int], method: BindParameter[str], without: Sequence[Claim]
+) -> tuple[Any, Any]:
+    """The best bounds without a certificate: for every plan, and of the method's own search."""
+    same = [[bounds.c[name] == getattr(row, name) for name in _OF_CLAIM] for row in without]
+    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER, *(~and_(*each) for each in same))
+    claim = _first(
+        select(*CLAIM_COLUMNS)
+        .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
+    )
+    restricted = _first(
+        select(*CLAIM_COLUMNS)
+        .where(
+            of_graph,
+            bounds.c.budget_bytes == budget,
+            bounds.c.method_key == method,
+            bounds.c.restricted_to != WHOLE,
+        )
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
+    )
+    return claim, restricted
+
+
+def _certificates(graph: BindParameter[str], budget: BindParameter[int], without: Sequence[str]) -> tuple[Any, Any]:
+    """That of the best bound, and the nearest one that says that no plan fits."""
+    of_graph = [proofs.c.graph_key == graph]
+    if without:
+        of_graph.append(proofs.c.id.not_in(without))
+    proof = _first(
+        select(*PROOF_COLUMNS)
+        .where(*of_graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
+        .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
+    )
+    above = proofs.c.budget_bytes >= budget
+    too_small = _first(
+        select(*PROOF_COLUMNS)
+        .where(*of_graph, proofs.c.bound_ns.is_(None))
+        .order_by(
+            case((above, 0), else_=1),
+            case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
+            proofs.c.id,
+        )
+    )
+    return proof, too_small
+
+
+def _first(query: Select[Any]) -> Any:
+    return query.limit(1).subquery()
+
+
+_PARTS: tuple[tuple[Any, int], ...] = (
+    (StoredPlan, len(PLAN_COLUMNS)),
+    (Claim, len(CLAIM_COLUMNS)),
+    (Claim, len(CLAIM_COLUMNS)),
+    (Floor, len(FLOOR_COLUMNS)),
+    (Effort, len(EFFORT_COLUMNS)),
+    (StoredProof, len(PROOF_COLUMNS)),
+    (StoredProof, len(PROOF_COLUMNS)),
+)
+"""Each part of the snapshot's row: what is made of it, and its columns; the first is null where there is none."""
+
+
+def _read(row: Sequence[Any] | None) -> Snapshot:
+    assert row is not None  # a row of nulls where there is nothing
+    parts: list[Any] = []
+    start = 0
+    for make, width in _PARTS:
+        values = row[start : start + width]
+        parts.append(None if values[0] is None else make(*values))
+        start += width
+    return Snapshot._make([*parts, bool(row[start])])
+
+
+_OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
+_SNAPSHOT = _snapshot()
+_WITH_GRAPH = _SNAPSHOT.add_columns(_GRAPH.scalar_subquery())
+_ENDED_REQUEST = (
+    select(
+        requests.c.id,
+        requests.c.tenant_id,
+        requests.c.answer,
+        requests.c.graph_key,
+        requests.c.budget_bytes,
+        requests.c.fixed_bytes,
+        requests.c.plan_id,
+        requests.c.proof_id,
+        requests.c.seal,
+        plans.c.data,
+        plans.c.cost_ns,
+        plans.c.peak_bytes,
+        proofs.c.data.label("proof"),
+    )
+    .select_from(
+        requests.outerjoin(plans, plans.c.id == requests.c.plan_id).outerjoin(
+            proofs, proofs.c.id == requests.c.proof_id
+        )
+    )
+    .where(
+        requests.c.id == bindparam("id"),
+        requests.c.tenant_id == bindparam("tenant"),
+        requests.c.ended.is_(True),
+        of_epoch(bindparam("epoch")),
+        or_(requests.c.plan_id.is_(None), plans.c.id.is_not(None)),
+        or_(requests.c.proof_id.is_(None), proofs.c.id.is_not(None)),
+    )
+)
+_IDEMPOTENCY_KEY = select(requests.c.id).where(
+    requests.c.tenant_id == bindparam("tenant"), requests.c.idempotency_key == bindparam("key")
+)
+
+
+def _named(keys: Keys, net_budget: int) -> dict[str, object]:
+    return {
+        "graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight,
+        "any_method": int(keys.any_method),
+    }  # fmt: skip
+
+
+class SnapshotReader:
+    """Looks; never writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self, keys: Keys, net_budget: int) -> Snapshot:
+        """What an answer to this problem by this method rests on now."""
+        return _read(await self._database.first(_SNAPSHOT, **_named(keys, net_budget)))
+
+    async def read_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
+        """The same, and the stored bytes of the graph."""
+        row = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget))
+        assert row is not None
+        return _read(row), row[-1]
+
+    async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
+        """The same if some rows were not there, and so no effort either, which may have rested on them."""
+        return _read(await self._database.first(_snapshot(without), **_named(keys, net_budget)))
+
+    async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
+        """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
+        named = {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch}
+        row = await self._database.first(_ENDED_REQUEST, **named)
+        return None if row is None else EndedRequest._make(row)
+
+    async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
+        """Whether a request with this idempotency key is there."""
+        return await self._database.first(_IDEMPOTENCY_KEY, tenant=tenant_id, key=key) is not None

@@ -399,7 +399,7 @@ def of_epoch(epoch: Any) -> ColumnElement[bool]:
     """Whether a row of `requests` was asked in an epoch or, where another server knew sooner, a later one.
 
     Once an epoch is raised, whatever a scope's tenants asked and stored before is found no more. What is stored is out
-    of reach because the epoch is in its key (`cache_key.py`). A request is found by its own id, so its row carries the
+    of reach because the epoch is in its key (`identity.py`). A request is found by its own id, so its row carries the
     epoch that its caller had, and every look at it compares the two: what a server remembers of the answer does not
     matter. A server knows a raised epoch when it looks the caller up again, after two seconds at most. A row that was
     written without an epoch counts as of any.

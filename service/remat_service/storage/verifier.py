@@ -32,8 +32,8 @@ from remat_ir import (
 from remat_ir.proof import certain_need, read_proof
 from remat_ir.schema import parse
 
+from ..identity import size_of
 from ..memory import Lru
-from ..subjects import size_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -27,8 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..context import Context
 from ..errors import ServiceError
 from ..settings import Settings
-from ..storage.database import Database
-from ..storage.prepare import migrate, sole_owner
+from ..storage.database import Database, migrate, sole_owner
 from ..storage.seals import seals_of, take_key
 from ..telemetry import exported
 from ..tenants.keys import any_key

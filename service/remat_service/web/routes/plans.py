@@ -14,7 +14,7 @@ from remat_solver import least_need
 
 from ...context import Context
 from ...errors import NotFound
-from ...identity import Caller
+from ...identity import Caller, Keys, costs_of, keys_of, method_key_of, size_of
 from ...requests.parse import (
     CHECK_REQUEST,
     SOLVE_REQUEST,
@@ -28,10 +28,8 @@ from ...requests.parse import (
 from ...requests.read import plan_text, stored_subject
 from ...settings import Settings
 from ...storage.answers import Stored, document, rendered
-from ...storage.cache_key import Keys, keys_of, method_key_of
 from ...storage.eviction import pin, unpin
 from ...storage.tables import graphs, problems, requests
-from ...subjects import costs_of, size_of
 from ..authentication import Reader, Solver
 from ..body import Bodies, read_body
 from ..schemas import AnswerDocument, ExplainDocument, ValidateDocument, body, examples, refusals

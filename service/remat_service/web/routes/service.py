@@ -19,9 +19,8 @@ from remat_solver import METHODS
 
 from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
-from ...identity import OPERATE, Caller
+from ...identity import OPERATE, SOLVER, Caller
 from ...requests.operate import queue_by_tenant, workers
-from ...storage.cache_key import SOLVER
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health, refusals
 
