@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 from .clock import Clock, Waits
-from .identity import SOLVER
 from .memory import KeyedLocks
 from .metrics import Metrics
 from .notify import Notifier
@@ -79,7 +77,6 @@ def build_context(
     """
     database = database or Database(settings.database_url.get_secret_value(), settings=settings)
     verifier, metrics = Verifier(), Metrics()
-    metrics.build.info({"solver": SOLVER, "version": version("remat")})
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     seals = seals_of(settings)

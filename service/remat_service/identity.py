@@ -20,7 +20,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from remat_ir import Chain, Digests, Graph, Problem, Subject
-from remat_solver import METHODS, solver_version
+from remat_solver import METHODS
 
 ASKING = ("solve", "read")
 """What a key, or a token, may do unless it is said otherwise."""
@@ -59,9 +59,6 @@ class Retry:
     key: str
     body_hash: str
 
-
-SOLVER = solver_version()
-"""What bounds and efforts carry: a solver whose source differs uses none of them, and is given the time anew."""
 
 _AUTO, _CLAIMS = "auto", ":claims"
 

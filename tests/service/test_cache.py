@@ -17,10 +17,10 @@ from drawn import examples
 from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.cli import app
-from remat_service.identity import SOLVER
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack
+from remat_solver import solver_version
 from service.serving import Service, checked, eventually, serving, training_graph
 
 
@@ -145,7 +145,7 @@ def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(o
     seals = Seals([os.environ["REMAT_SEAL_KEY"].encode()])
     with sqlite3.connect(path, timeout=20) as database:
         ((key, net),) = database.execute("SELECT graph_key, budget_bytes FROM efforts").fetchall()
-        named = {"graph_key": key, "budget_bytes": net, "method_key": "auto", "solver": SOLVER}
+        named = {"graph_key": key, "budget_bytes": net, "method_key": "auto", "solver": solver_version()}
         said = {"bound_ns": first["cost_ns"], "source": "staged", "restricted_to": NO_TRANSFERS}
         effort = Effort(1.0, True, "optimal", None, NO_TRANSFERS, "")
         for table, row in (("bounds", named | said), ("efforts", named | effort._asdict())):

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.cli import app
-from remat_service.identity import SOLVER
+from remat_solver import solver_version
 from service.database import PrivatePostgres, fresh_database
 from service.serving import Service, Worker, checked, eventually, hard_graph, serving, training_graph
 
@@ -82,7 +82,7 @@ def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> 
     """Every command of the table, with the options in its brackets; a key it makes opens, and one it ends does not."""
     url = f"sqlite:///{tmp_path}/s.sqlite"
     _run(url, "tenants", "add", "alhpa")
-    words = {"MISTYPED": "alhpa", "NAME": "my-team", "G": "lab", "W": "2", "I": "people", "VERSION": SOLVER}
+    words = {"MISTYPED": "alhpa", "NAME": "my-team", "G": "lab", "W": "2", "I": "people", "VERSION": solver_version()}
     section = (DOCS / "runbook.md").read_text().split("## Tenants and keys")[1].split("\n## ")[0]
     ran = []
     for row in re.findall(r"^\| .* \| (.*) \|$", section, re.MULTILINE)[2:]:
@@ -390,10 +390,10 @@ def test_purge_by_version(tmp_path: Path) -> None:
         problem = Problem(graph, plain_peak(graph))
         given = [own.post(problem, time_limit_s=5)[1] for _ in range(4)][-1]
         assert own.http.put(f"/v1/plans/{given['digest']}/pin").status_code == 204
-        assert _run(own.database_url, "store", "list").startswith(f"{SOLVER}  plans 1")
+        assert _run(own.database_url, "store", "list").startswith(f"{solver_version()}  plans 1")
         assert "plans 0" in _run(own.database_url, "store", "purge", "--solver", "0.0.0")
         assert own.post(problem, time_limit_s=5)[1]["cache"] == "hit"
-        assert "plans 1" in _run(own.database_url, "store", "purge", "--solver", SOLVER)
+        assert "plans 1" in _run(own.database_url, "store", "purge", "--solver", solver_version())
         assert own.get(given["id"], 0)[0] == 410
         status, data = own.post(problem, time_limit_s=5)
         assert (status, data["cache"]) == (200, "miss")

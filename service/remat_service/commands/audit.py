@@ -31,9 +31,9 @@ from remat_ir import (
     read_plan,
 )
 from remat_ir.proof import prove, read_proof
-from remat_solver import Evidence, method_named, solve
+from remat_solver import Evidence, method_named, solve, solver_version
 
-from ..identity import SOLVER, Caller, certifies, size_of
+from ..identity import Caller, certifies, size_of
 from ..settings import Settings
 from ..storage.database import Database
 from ..storage.seals import Seals, names
@@ -248,9 +248,11 @@ class Audit:
                 problem, method=row.method, options=row.options, time_limit_s=seconds, max_gap=0.0,
                 certify=certifies(row.method_key),
             )  # fmt: skip
-            evidence.answer(answer, f"{row.method} of the present solver {SOLVER}")
+            evidence.answer(answer, f"{row.method} of the present solver {solver_version()}")
         except RematError as error:
-            self._wrong(f"{row.method} of the present solver {SOLVER}: {error}", {"problem": problem.to_json()})
+            self._wrong(
+                f"{row.method} of the present solver {solver_version()}: {error}", {"problem": problem.to_json()}
+            )
             return
         if row.cost_ns is None or (answer.cost_ns is not None and answer.cost_ns <= row.cost_ns):
             return

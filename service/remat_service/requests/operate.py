@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import case, distinct, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from remat_solver import solver_version
+
 from ..context import Context
-from ..identity import SOLVER
 from ..storage.eviction import store_bytes
 from ..storage.tables import requests, solves, tenants
 
@@ -93,7 +94,7 @@ async def overview(context: Context) -> dict[str, Any]:
         recent = await last_hour(context, connection)
     oldest = [each["oldest_queued_s"] for each in by_tenant if each["oldest_queued_s"] is not None]
     return {
-        "version": SOLVER,
+        "version": solver_version(),
         "ready": await context.health.wrong() is None and not context.stopping,
         "workers_alive": alive,
         "workers_busy": busy,

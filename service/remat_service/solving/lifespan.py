@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from remat_solver import solver_version
+
 from ..context import Context
-from ..identity import SOLVER
 from ..notify import PostgresRelay
 from ..storage import migrations
 from ..storage.database import migrate, sole_owner
@@ -37,7 +40,6 @@ async def opened(context: Context) -> AsyncIterator[None]:
             if context.database.is_sqlite:
                 await requeue_all(context)
             await context.health.wrong()  # notes which file it is
-            _say(context)
             async with _shared(context):
                 yield
         finally:
@@ -47,12 +49,16 @@ async def opened(context: Context) -> AsyncIterator[None]:
             await context.database.close()
 
 
-def _say(context: Context) -> None:
-    """One line that says what has been started."""
-    settings = context.settings
+async def announce(context: Context) -> None:
+    """Say what has been started, by which solver: to digest its source takes a second, in which a forkserver can start.
+
+    No request is taken in before: the keys of what is stored have that digest.
+    """
+    settings, solver = context.settings, await asyncio.to_thread(solver_version)
+    context.metrics.build.info({"solver": solver, "version": version("remat")})
     log.info(
         "started",
-        version=SOLVER,
+        version=solver,
         database=context.database.engine.url.render_as_string(hide_password=True),
         dispatcher=settings.dispatcher,
         keys="required" if settings.require_keys else "not required",

@@ -15,7 +15,7 @@ from ..requests.housekeeping import housekeeping
 from ..settings import Settings
 from ..telemetry import exported
 from .cluster import Fleet
-from .lifespan import opened
+from .lifespan import announce, opened
 
 log = structlog.get_logger("remat_service.solving.worker")
 
@@ -30,8 +30,10 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
         stack.enter_context(exported(context.metrics.registry))
         await stack.enter_async_context(opened(context))
         server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
+        announced = asyncio.create_task(announce(context))
         with contextlib.suppress(OSError, TimeoutError):  # tried again with the first solve
             await context.supervisor.warm()
+        await announced
         tasks = [asyncio.create_task(Fleet(context).run()), asyncio.create_task(housekeeping(context))]
         print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
         await stop.wait()

@@ -183,16 +183,10 @@ class Cache:
         Rows of the second kind are logged and counted.
         """
         damaged: list[Row] = [
-            claim
-            for claim in (found.claim, found.restricted)
-            if claim is not None and not self._claims.holds_claim(keys.graph, claim)
+            row
+            for row in (found.claim, found.restricted, found.floor, found.effort)
+            if row is not None and not self._claims.holds(row, keys.graph, problem.budget_bytes, keys.method)
         ]
-        if found.floor is not None and not self._claims.holds_floor(keys.graph, found.floor):
-            damaged.append(found.floor)
-        if found.effort is not None and not self._claims.holds_effort(
-            keys.graph, problem.budget_bytes, keys.method, found.effort
-        ):
-            damaged.append(found.effort)
         proof: CheckedProof | None = None
         partial = False
         for row in (found.proof, found.too_small):
@@ -343,11 +337,11 @@ class Cache:
     async def _nearer(self, key: str, other: Subject, found: Snapshot, problem: Problem, stored: Stored) -> Stored:
         """What is stored, with what a look at another graph adds to it, certificates left out."""
         claim, floor, best = found.claim, found.floor, found.plan
-        if claim is not None and not certifiable(problem.subject) and self._claims.holds_claim(key, claim):
+        if claim is not None and not certifiable(problem.subject) and self._claims.holds(claim, key):
             bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
             if stored.claim is None or bound_ns > stored.claim.bound_ns:
                 stored = replace(stored, claim=claim._replace(bound_ns=bound_ns), carried=True)
-        if floor is not None and self._claims.holds_floor(key, floor):  # costs play no part in what fits
+        if floor is not None and self._claims.holds(floor, key):  # costs play no part in what fits
             enough = floor.enough_bytes
             if floor.least_bytes > (stored.least_bytes or 0):
                 stored = replace(stored, least_bytes=floor.least_bytes, carried=True)

@@ -20,13 +20,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Table, delete, select, update
+from sqlalchemy import ColumnElement, Table, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Verdict
+from remat_solver import solver_version
 
 from ..errors import ServiceError
-from ..identity import SOLVER
 from ..settings import Settings, driver_url
 from . import migrations
 from .database import Database
@@ -254,6 +254,16 @@ def column(restricted_to: Sequence[str]) -> str:
 CLAIM_COLUMNS = tuple(bounds.c[name] for name in Claim._fields)
 FLOOR_COLUMNS = tuple(floors.c[name] for name in Floor._fields)
 EFFORT_COLUMNS = tuple(efforts.c[name] for name in Effort._fields)
+_TABLES: dict[type, str] = {Claim: "bounds", Floor: "floors", Effort: "efforts"}
+
+
+def _key(graph_key: str, net_budget: int = 0, method_key: str = "") -> dict[str, Any]:
+    """The key of a claim, a floor or an effort: a solver whose source differs uses none of them."""
+    return {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": solver_version()}
+
+
+def _of_floor(graph_key: str) -> tuple[ColumnElement[bool], ...]:
+    return floors.c.graph_key == graph_key, floors.c.solver == solver_version()
 
 
 class Claims:
@@ -277,12 +287,8 @@ class Claims:
         Args:
             source: who claims it.
         """
-        row = {
-            "graph_key": graph_key,
-            "budget_bytes": net_budget,
-            "method_key": method_key if restricted_to else "",
+        row = _key(graph_key, net_budget, method_key if restricted_to else "") | {
             "restricted_to": column(restricted_to),
-            "solver": SOLVER,
             "bound_ns": bound_ns,
             "source": source[:100],
         }
@@ -318,35 +324,31 @@ class Claims:
         self, connection: AsyncConnection, graph_key: str, least_bytes: int, enough_bytes: int | None
     ) -> None:
         """Keep what is claimed about the least budget, and what is known to suffice."""
-        key = {"graph_key": graph_key, "solver": SOLVER}
+        key = {"graph_key": graph_key, "solver": solver_version()}
         fresh = {**key, "least_bytes": 0, "enough_bytes": None}
         insert = self._database.insert(floors).values(self.seals.sealed("floors", fresh))
         await connection.execute(insert.on_conflict_do_nothing())
-        of_graph = (floors.c.graph_key == graph_key, floors.c.solver == SOLVER)
+        of_graph = _of_floor(graph_key)
         row = (await connection.execute(select(*FLOOR_COLUMNS).where(*of_graph).with_for_update())).one()
         known = Floor(*row)
-        if not self.holds_floor(graph_key, known):
+        if not self.holds(known, graph_key):
             known = Floor(0, None, None)
         enough = min((b for b in (known.enough_bytes, enough_bytes) if b is not None), default=None)
         merged = {"least_bytes": max(known.least_bytes, least_bytes), "enough_bytes": enough}
         if known.seal is None or merged != {"least_bytes": known.least_bytes, "enough_bytes": known.enough_bytes}:
             await connection.execute(update(floors).where(*of_graph).values(self.seals.sealed("floors", key | merged)))
 
-    async def floor(self, connection: AsyncConnection, graph_key: str) -> tuple[int | None, int | None]:
-        """(claimed to be necessary, known to suffice) for a graph, either None where nothing is known."""
-        of_graph = (floors.c.graph_key == graph_key, floors.c.solver == SOLVER)
-        row = (await connection.execute(select(*FLOOR_COLUMNS).where(*of_graph))).first()
+    async def enough(self, connection: AsyncConnection, graph_key: str) -> int | None:
+        """What budget is known to suffice for a graph."""
+        row = (await connection.execute(select(*FLOOR_COLUMNS).where(*_of_floor(graph_key)))).first()
         known = None if row is None else Floor(*row)
-        if known is None or not self.holds_floor(graph_key, known):
-            return None, None
-        return known.least_bytes or None, known.enough_bytes
+        return known.enough_bytes if known is not None and self.holds(known, graph_key) else None
 
     async def put_effort(
         self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str, effort: Effort
     ) -> None:
         """Keep how a solve ended; the longest one stands, and a settled one for good."""
-        key = {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": SOLVER}
-        row = self.seals.sealed("efforts", key | effort._asdict())
+        row = self.seals.sealed("efforts", _key(graph_key, net_budget, method_key) | effort._asdict())
         insert = self._database.insert(efforts).values(row | {"created_at": self._database.clock.now()})
         fresh = (*Effort._fields, "created_at")
         await connection.execute(
@@ -358,32 +360,21 @@ class Claims:
             )
         )
 
-    def holds_claim(self, graph_key: str, claim: Claim) -> bool:
-        """Whether a claim is what was stored."""
-        return self.seals.holds("bounds", {"graph_key": graph_key, "solver": SOLVER, **claim._asdict()})
-
-    def holds_floor(self, graph_key: str, floor: Floor) -> bool:
-        """Whether a floor is what was stored."""
-        return self.seals.holds("floors", {"graph_key": graph_key, "solver": SOLVER, **floor._asdict()})
-
-    def holds_effort(self, graph_key: str, net_budget: int, method_key: str, effort: Effort) -> bool:
-        """Whether an effort is what was stored."""
-        key = {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": SOLVER}
-        return self.seals.holds("efforts", key | effort._asdict())
+    def holds(self, row: Claim | Floor | Effort, graph_key: str, net_budget: int = 0, method_key: str = "") -> bool:
+        """Whether a row is what was stored; an effort says neither its budget nor its method."""
+        return self.seals.holds(_TABLES[type(row)], _key(graph_key, net_budget, method_key) | row._asdict())
 
     async def drop(self, connection: AsyncConnection, graph_key: str, row: Claim | Floor | Effort) -> None:
         """Forget a row that is not what was stored; of efforts, those of the graph."""
         if isinstance(row, Claim):
-            key = {"graph_key": graph_key, "solver": SOLVER, **row._asdict()}
+            key = _key(graph_key) | row._asdict()
             same = bounds.c.seal.is_not_distinct_from(row.seal)
             await connection.execute(
                 delete(bounds).where(*(c == key[c.name] for c in bounds.primary_key.columns), same)
             )
         elif isinstance(row, Floor):
             same = floors.c.seal.is_not_distinct_from(row.seal)
-            await connection.execute(
-                delete(floors).where(floors.c.graph_key == graph_key, floors.c.solver == SOLVER, same)
-            )
+            await connection.execute(delete(floors).where(*_of_floor(graph_key), same))
         else:
             await self.drop_efforts(connection, graph_key)
 

@@ -12,8 +12,9 @@ from sqlalchemy import BindParameter, Select, and_, bindparam, case, delete, exi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Problem, Verdict
+from remat_solver import solver_version
 
-from ..identity import SOLVER, Caller, Keys, size_of
+from ..identity import Caller, Keys, size_of
 from .database import Database
 from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
@@ -105,7 +106,7 @@ class Store:
             "graph_key": graph_key,
             "method_key": method_key,
             "source": source[:100],
-            "solver": SOLVER,
+            "solver": solver_version(),
             "cost_ns": verdict.cost_ns,
             "peak_bytes": verdict.peak_bytes,
             "data": packed,
@@ -136,7 +137,7 @@ class Store:
             "graph_key": graph_key,
             "budget_bytes": net_budget,
             "bound_ns": bound_ns,
-            "solver": SOLVER,
+            "solver": solver_version(),
             "data": packed,
             "checksum": digest,
             "size_bytes": len(packed),
@@ -272,14 +273,14 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     one = rows
     rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
     rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
-    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == SOLVER, *no_floor))
+    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == bindparam("solver"), *no_floor))
     rows = rows.outerjoin(
         efforts,
         and_(
             efforts.c.graph_key == graph,
             efforts.c.budget_bytes == budget,
             efforts.c.method_key == method,
-            efforts.c.solver == SOLVER,
+            efforts.c.solver == bindparam("solver"),
             *no_effort,
         ),
     )
@@ -296,7 +297,9 @@ def _claims(
 ) -> tuple[Any, Any]:
     """The best bounds without a certificate: for every plan, and of the method's own search."""
     same = [[bounds.c[name] == getattr(row, name) for name in _OF_CLAIM] for row in without]
-    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER, *(~and_(*each) for each in same))
+    of_graph = and_(
+        bounds.c.graph_key == graph, bounds.c.solver == bindparam("solver"), *(~and_(*each) for each in same)
+    )
     claim = _first(
         select(*CLAIM_COLUMNS)
         .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
@@ -406,7 +409,7 @@ _IDEMPOTENCY_KEY = select(requests.c.id).where(
 def _named(keys: Keys, net_budget: int) -> dict[str, object]:
     return {
         "graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight,
-        "any_method": int(keys.any_method),
+        "any_method": int(keys.any_method), "solver": solver_version(),
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
-from ..solving.lifespan import opened
+from ..solving.lifespan import announce, opened
 from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal
@@ -93,6 +93,7 @@ def _lifespan(context: Context) -> Any:
             if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
                 keepers.append(asyncio.create_task(poll(context)))
             try:
+                await announce(context)
                 yield
             finally:
                 context.leave()

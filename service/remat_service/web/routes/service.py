@@ -15,11 +15,11 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from remat_solver import METHODS
+from remat_solver import METHODS, solver_version
 
 from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
-from ...identity import OPERATE, SOLVER, Caller
+from ...identity import OPERATE, Caller
 from ...requests.operate import queue_by_tenant, workers
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health, refusals
@@ -93,7 +93,7 @@ async def capabilities(request: Request, caller: Annotated[Caller, Depends(calle
     """Methods with their options and defaults, formats, limits."""
     settings = request.app.state.context.settings
     return {
-        "version": SOLVER,
+        "version": solver_version(),
         "tenant": caller.tenant,
         "group": caller.group,
         "scopes": list(caller.allowed),
