@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from .commands import store
-from .commands.operate import solves_app
+from .commands.operate import solves_app, store_app
 from .commands.tenants import groups_app, keys_app, tenants_app
 from .errors import ServiceError
 from .processes.sandbox import hide
@@ -50,10 +49,10 @@ def serve(
 ) -> None:
     """Run the service until a signal; the line `remat-service ready on URL` says where."""
     settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
-    from .logs import set_up  # what is wrong with the settings is said before the imports, which take a second
+    from .telemetry import set_up_logs
     from .web.server import serve as run
 
-    set_up(settings.log_level, settings.log_format)
+    set_up_logs(settings.log_level, settings.log_format)
     run(settings)
 
 
@@ -65,10 +64,10 @@ def worker(
 ) -> None:
     """Run a worker, which solves what servers queue, until a signal."""
     settings = _settings(database_url=database_url, workers=workers, dispatcher="cluster")
-    from .logs import set_up
-    from .solving.worker import work
+    from .solving.cluster import work
+    from .telemetry import set_up_logs
 
-    set_up(settings.log_level, settings.log_format)
+    set_up_logs(settings.log_level, settings.log_format)
     asyncio.run(work(settings, metrics_port))
 
 
@@ -77,7 +76,7 @@ def migrate(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
     """Bring the database's schema up to date."""
-    from .commands.store import migrate as run
+    from .commands.operate import upgrade as run
 
     run(_settings(database_url=database_url))
 
@@ -93,7 +92,9 @@ def openapi() -> None:
 @app.command()
 def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
     """Copy a SQLite database, also while a service runs on it."""
-    store.backup(target)
+    from .commands.operate import backup as run
+
+    run(target)
 
 
 @app.command()
@@ -123,8 +124,8 @@ def history(
     limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100,
 ) -> None:
     """Print who has changed tenants, keys, groups or the store: one JSON object per line, oldest first."""
-    from .commands.transaction import in_database
-    from .tenants.administration import acts
+    from .commands.operate import in_database
+    from .tenants.keys import acts
 
     for row in in_database(lambda connection: acts(connection, limit)):
         typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
@@ -141,7 +142,7 @@ def top(
     run(every, 1 if once else 0)
 
 
-app.add_typer(store.store_app, name="store")
+app.add_typer(store_app, name="store")
 app.add_typer(groups_app, name="groups")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from .clock import Clock, Waits
 from .memory import KeyedLocks
-from .metrics import Metrics
 from .notify import Notifier
 from .processes.supervisor import Supervisor
 from .settings import Settings
@@ -20,6 +19,7 @@ from .storage.queue import Queue
 from .storage.seals import Claims, Seals, seals_of
 from .storage.store import SnapshotReader, Store
 from .storage.verifier import Verifier
+from .telemetry import Metrics
 
 COME_BACK_S = 5
 """Seconds after which clients of a stopping server find it, or another, ready again."""

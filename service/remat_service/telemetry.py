@@ -1,27 +1,39 @@
-"""Traces and metrics over OpenTelemetry's protocol, where `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector.
+"""What can be seen from outside: Prometheus metrics, structured logs, and both traces and metrics for a collector.
 
-A solve's span belongs to the trace of the request that queued it, in whichever process it runs. The metrics are those
-of `/metrics`, under the same names. The standard variables (`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, …) hold.
+Names of metrics are part of the contract with operators. Logs are one line an event, never the content of a graph,
+never a secret. Traces and metrics go over OpenTelemetry's protocol where `OTEL_EXPORTER_OTLP_ENDPOINT` names a
+collector. A solve's span belongs to the trace of the request that queued it, in whichever process it runs. The metrics
+are those of `/metrics`, under the same names. The standard variables (`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, …)
+hold.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 from .errors import ServiceError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from opentelemetry.sdk.metrics.export import Metric
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_OBJECTIVES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""With the two that the objective names: hits within 0.05 s, misses accepted within 0.5 s."""
+_GAPS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES, _METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -31,6 +43,108 @@ _QUIET = "livez,readyz,metrics"
 
 _tracer = trace.get_tracer("remat_service")
 _propagator = TraceContextTextMapPropagator()
+
+
+class Metrics:
+    """One registry an app, so that several apps in one process don't meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, buckets=_SECONDS, registry=self.registry)
+        of_tenant = ("tenant",)
+        self.requests = counter("remat_http_requests", "HTTP requests answered", ("route", "method", "status"))
+        self.request_seconds = histogram("remat_http_request_seconds", "Seconds to answer, waits included", ("route",))
+        answers = histogram(
+            "remat_answer_seconds",
+            "Seconds until a POST of a solve was answered from the store, or queued",
+            ("result",),
+            buckets=_OBJECTIVES,
+        )
+        self.hit_seconds, self.miss_seconds = answers.labels("hit"), answers.labels("miss")
+        self.cache = counter("remat_cache_results", "Lookups by result", ("result",))
+        self.look_seconds = histogram(
+            "remat_store_look_seconds",
+            "Seconds of looks for what answers a problem, all of it or as the time allowed",
+            ("found",),
+        )
+        self.recalls = counter(
+            "remat_recalls", "Plans given from memory: to a body posted before, or under an id", ("by",)
+        )
+        self.queued = gauge("remat_queue_depth", "Solves waiting")
+        self.running = gauge("remat_solves_running", "Solves running in this process")
+        self.in_progress = gauge("remat_solves_in_progress", "Solves running in all processes")
+        self.workers_alive = gauge("remat_workers_alive", "Processes that could solve")
+        self.workers_busy = gauge("remat_workers_busy", "Processes that solve")
+        self.taken_over = counter("remat_solves_taken_over", "Solves whose worker fell silent")
+        self.saved_seconds = counter(
+            "remat_saved_solver_seconds", "Seconds of solving that stored answers have saved", of_tenant
+        )
+        self.build = Info("remat_build", "Version of the program and its solver", registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        self.tenant_queued = gauge("remat_tenant_queue_depth", "Solves waiting", of_tenant)
+        self.tenant_running = gauge("remat_tenant_solves_running", "Solves running", of_tenant)
+        self.tenant_oldest_seconds = gauge(
+            "remat_tenant_oldest_queued_seconds", "Seconds that the oldest waiting solve has waited", of_tenant
+        )
+        self.tenant_seconds = counter("remat_tenant_solver_seconds", "Seconds of solving in this process", of_tenant)
+        self.queue_seconds = histogram("remat_queue_wait_seconds", "Seconds from queued to started")
+        self.solve_seconds = histogram("remat_solve_seconds", "Seconds that solves took", ("method", "status"))
+        self.overhead_seconds = histogram(
+            "remat_solve_overhead_seconds", "Seconds of a solve's time that its child was not solving"
+        )
+        self.gap = histogram("remat_solve_gap_ratio", "Gap at the end of solves", buckets=_GAPS)
+        self.rejections = counter("remat_verifier_rejections", "Plans that the verifier refused", ("where",))
+        self.kills = counter("remat_solver_kills", "Solver children ended from outside", ("reason",))
+        self.damaged = counter(
+            "remat_store_damaged", "Rows that are not what was stored, and are not believed", ("kind",)
+        )
+        self.mended = counter("remat_store_mended", "Damaged rows written anew", ("kind",))
+        self.evicted = counter("remat_store_evicted", "Rows evicted", ("kind",))
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+
+def set_up_logs(level: str, form: str) -> None:
+    """Send structlog and the standard library's loggers to standard error, as JSON lines or for people."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                last,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "alembic"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    for name in ("alembic", "procrastinate"):
+        logging.getLogger(name).setLevel("WARNING")
+    logging.getLogger("uvicorn.access").disabled = True
 
 
 def traceparent() -> str | None:

@@ -12,8 +12,8 @@ import openapi_spec_validator
 import pytest
 import yaml
 
-from remat_service.metrics import Metrics
 from remat_service.settings import Settings
+from remat_service.telemetry import Metrics
 from remat_service.web.app import as_yaml, create_app
 from service.before import text_before
 from service.compatible import breaks

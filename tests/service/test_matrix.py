@@ -20,7 +20,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.execute import execute
+from remat_service.solving.run import execute
 from remat_service.storage.database import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller

@@ -27,11 +27,11 @@ from remat_ir import Problem, plain_peak
 from remat_service.clock import SYSTEM
 from remat_service.context import build_context
 from remat_service.identity import Caller
-from remat_service.metrics import Metrics
 from remat_service.requests.housekeeping import look
 from remat_service.settings import Settings
 from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests
+from remat_service.telemetry import Metrics
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
 from service.serving import Service, eventually, hard_graph, serving, training_graph

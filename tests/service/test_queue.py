@@ -17,8 +17,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.claim import read_claim
-from remat_service.solving.record import Outcome, SolveRecord
+from remat_service.solving.record import Outcome, SolveRecord, read_claim
 from remat_service.storage.database import migrate
 from remat_service.storage.queue import Claimed, LostClaim
 from remat_service.storage.tables import events, solves, tenants

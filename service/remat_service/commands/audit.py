@@ -51,8 +51,8 @@ from ..storage.tables import (
     solves,
 )
 from ..storage.verifier import checksum, unpack
-from ..tenants.administration import operator, record
-from .transaction import opened
+from ..tenants.keys import operator, record
+from .operate import opened
 
 _PAGE = 500
 _UNREADABLE = (ValueError, TypeError, InvalidData, InvalidPlan)

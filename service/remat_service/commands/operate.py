@@ -1,24 +1,92 @@
-"""`remat-service solves` and `top`: what runs and waits, of all tenants, and how it is ended."""
+"""`remat-service solves`, `top`, `store` and `backup`, and the database of the settings, in which commands work.
+
+Before a command works in it, the database's schema is brought up to date and its seal key checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from sqlalchemy import URL, delete, func, select, union
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context, build_context
-from ..errors import Invalid
+from ..errors import Invalid, ServiceError
 from ..requests import operate
 from ..requests.completion import cancel_solve
-from ..settings import Settings
-from ..storage.seals import check_key
-from ..tenants.administration import operator, record
-from .transaction import in_database, opened
+from ..settings import Settings, driver_url
+from ..storage import migrations
+from ..storage.database import Database, migrate, read_only
+from ..storage.seals import Seals, adopt_key, check_key, seals_at_hand, seals_of
+from ..storage.tables import bounds, efforts, floors, plans, proofs
+from ..tenants.keys import operator, record
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tuple[Database, Seals | None]]:
+    """The database, and its seals where their key is at hand.
+
+    Args:
+        upgraded: bring its schema up to date first; else servers of an older version may run on it.
+
+    Raises:
+        ServiceError: the database can't be used, or the key is not the one that it is sealed with.
+    """
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        seals = seals_at_hand(settings)
+        if upgraded:
+            await migrate(database)
+        async with database.read() as connection:
+            found = await connection.run_sync(migrations.current)
+            if found != migrations.head():
+                raise ServiceError(
+                    f"the store is at revision {found or 'none'}, and this version of remat-service reads revision "
+                    f"{migrations.head()}: use the version that serves it, or run `remat-service migrate`"
+                )
+            if seals is not None:
+                await check_key(connection, seals)
+        yield database, seals
+    finally:
+        await database.close()
+
+
+def in_database(
+    work: Callable[[AsyncConnection], Awaitable[T]],
+    act: str | None = None,
+    more: Callable[[T], Mapping[str, object]] | None = None,
+    **about: object,
+) -> T:
+    """Run some work in one transaction on the database of the settings.
+
+    Work that changes something is an `act`: it is written down, with what it is about, in the same transaction.
+
+    Args:
+        more: what the act is about besides, from what the work returns.
+
+    Raises:
+        ServiceError: as `opened`.
+    """
+
+    async def run() -> T:
+        async with opened(Settings()) as (database, _), database.write() as connection:
+            result = await work(connection)
+            if act is not None:
+                await record(connection, operator(), act, about | dict(more(result) if more is not None else {}))
+            return result
+
+    return asyncio.run(run())
+
 
 solves_app = typer.Typer(no_args_is_help=True, help="Solves of all tenants.")
 
@@ -107,3 +175,105 @@ def lines_of(found: dict[str, Any]) -> list[str]:
             f"{'-' if since is None else f'{since:.0f}':>9} {each['solver_seconds']:>10.1f}"
         )
     return lines
+
+
+store_app = typer.Typer(no_args_is_help=True, help="List or remove what is stored, of all tenants.")
+
+_PARTS = (("plans", plans), ("proofs", proofs), ("bounds", bounds), ("floors", floors), ("efforts", efforts))
+
+
+@store_app.command("list")
+def list_store() -> None:
+    """Every version of the solver that something stored comes from, and how much."""
+
+    async def work(connection: AsyncConnection) -> list[str]:
+        every = union(*(select(table.c.solver) for _, table in _PARTS))
+        lines = []
+        for version in sorted((await connection.execute(every)).scalars()):
+            counts = []
+            for name, table in _PARTS:
+                query = select(func.count()).select_from(table).where(table.c.solver == version)
+                counts.append(f"{name} {await connection.scalar(query)}")
+            lines.append(f"{version or 'unknown'}  {'  '.join(counts)}")
+        return lines
+
+    for line in in_database(work):
+        typer.echo(line)
+
+
+@store_app.command("purge")
+def purge(
+    solver: Annotated[str, typer.Option(help="Version of the solver, as `store list` names it.")],
+) -> None:
+    """Forget every plan, pinned ones too, and everything proved that one version of the solver has found.
+
+    Answers that were given with such a plan are answered 410 from here on; servers need no restart.
+    """
+    version = "" if solver == "unknown" else solver
+
+    async def work(connection: AsyncConnection) -> list[str]:
+        found = []
+        for name, table in _PARTS:
+            done = await connection.execute(delete(table).where(table.c.solver == version))
+            found.append(f"{name} {done.rowcount}")
+        return found
+
+    typer.echo("  ".join(in_database(work, "store purge", solver=solver)))
+
+
+@store_app.command("adopt-key")
+def adopt() -> None:
+    """Take REMAT_SEAL_KEY for the store's key, where the one that sealed it is lost; without it, SQLite goes on
+    unsealed. Nothing is removed.
+
+    What the lost key has sealed is not believed: ids of earlier answers are answered 410, claims are found and profiles
+    measured again. It is believed again once that key is found and stands in second place.
+    """
+    settings = Settings()
+
+    async def work() -> None:
+        database = Database(settings.database_url.get_secret_value())
+        try:
+            await migrate(database)
+            async with database.write() as connection:
+                await adopt_key(database, connection, seals_of(settings))
+                await record(connection, operator(), "store adopt-key", {})
+        finally:
+            await database.close()
+
+    asyncio.run(work())
+
+
+def upgrade(settings: Settings) -> None:
+    """Bring the schema up to date."""
+
+    async def work() -> None:
+        async with opened(settings):
+            pass
+
+    asyncio.run(work())
+
+
+def backup(target: Path) -> None:
+    """Copy the SQLite database of the settings to a new file, also while a service runs on it.
+
+    Raises:
+        Invalid: the database is not SQLite, or not there, or the target is.
+    """
+    url = driver_url(Settings().database_url.get_secret_value())
+    if not isinstance(url, URL):
+        raise Invalid("this is not a SQLite database; use pg_dump")
+    path = url.database or ":memory:"
+    if not Path(path).exists():
+        raise Invalid(f"there is no database {path}; see REMAT_DATABASE_URL")
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise Invalid(f"{target} is there already") from None
+    source = sqlite3.connect(read_only(path), uri=True)
+    copy = sqlite3.connect(target)
+    try:
+        source.backup(copy)
+    finally:
+        copy.close()
+        source.close()

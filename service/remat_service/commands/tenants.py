@@ -15,11 +15,9 @@ from ..context import Context
 from ..errors import Invalid, NotFound
 from ..requests.completion import cancel_tenant
 from ..storage.tables import api_keys, scopes, tenants
-from ..tenants import groups, keys
-from ..tenants.administration import operator, record
-from ..tenants.groups import raise_epoch
-from .operate import in_context
-from .transaction import in_database
+from ..tenants import keys
+from ..tenants.keys import operator, raise_epoch, record
+from .operate import in_context, in_database
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
 _NONE = "none"
@@ -266,7 +264,7 @@ def create_group(
     ] = False,
 ) -> None:
     """Make a group."""
-    in_database(lambda c: groups.create_group(c, name, everyone), "groups create", name=name, everyone=everyone)
+    in_database(lambda c: keys.create_group(c, name, everyone), "groups create", name=name, everyone=everyone)
 
 
 @groups_app.command("join")
@@ -275,7 +273,7 @@ def join(name: Name, tenant: Tenant) -> None:
 
     Refused while solves of the tenant are under way. Ids of its earlier requests may be answered 404 or 410 meanwhile.
     """
-    in_database(lambda c: groups.join_group(c, name, tenant), "groups join", name=name, tenant=tenant)
+    in_database(lambda c: keys.join_group(c, name, tenant), "groups join", name=name, tenant=tenant)
 
 
 @groups_app.command("leave")
@@ -284,18 +282,18 @@ def leave(tenant: Tenant) -> None:
 
     Refused while solves of the tenant are under way.
     """
-    in_database(lambda c: groups.leave_group(c, tenant), "groups leave", tenant=tenant)
+    in_database(lambda c: keys.leave_group(c, tenant), "groups leave", tenant=tenant)
 
 
 @groups_app.command("delete")
 def delete(name: Name) -> None:
     """End a group that has no members; what is stored in it is found no more, and evicted with time."""
-    in_database(lambda c: groups.delete_group(c, name), "groups delete", name=name)
+    in_database(lambda c: keys.delete_group(c, name), "groups delete", name=name)
 
 
 @groups_app.command("list")
 def list_groups() -> None:
     """Every group and its members."""
-    for group in in_database(groups.groups):
+    for group in in_database(keys.groups):
         whose = "  everyone's" if group.everyone else ""
         typer.echo(f"{group.name}{whose}: {', '.join(group.members) or 'no members'}")

@@ -8,25 +8,34 @@ table says so.
 
 A job may get lost: with the worker that had fetched it, or since its tenant was at its limit. So every worker looks,
 every few seconds and in no slot of the solves', whether something may run and no job waits, and defers what is missing.
+
+`work` is `remat-service worker`: a process that solves and serves nothing but its metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+from contextlib import AsyncExitStack
 
 import procrastinate
 import structlog
 from procrastinate.job_context import JobContext
 from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
+from prometheus_client import start_http_server
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..context import Context
+from ..context import Context, build_context
 from ..notify import libpq_url
 from ..outage import Outage
+from ..requests.housekeeping import housekeeping
+from ..settings import Settings
 from ..storage.database import try_lock
-from .execute import execute
+from ..telemetry import exported
+from .dispatch import announce, opened
+from .run import execute
 
 log = structlog.get_logger("remat_service.solving.cluster")
 
@@ -137,3 +146,32 @@ async def _forget_jobs_of_the_dead(manager: JobManager, stale_after_s: float) ->
         assert job.id is not None  # as every job that was read
         with contextlib.suppress(procrastinate.exceptions.ConnectorException):  # another worker was quicker
             await manager.finish_job_by_id_async(job.id, Status.FAILED, delete_job=True)
+
+
+async def work(settings: Settings, metrics_port: int = 0) -> None:
+    """Run until SIGTERM or SIGINT; solves under way are given back to the queue within `drain_s`."""
+    context = build_context(settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(exported(context.metrics.registry))
+        await stack.enter_async_context(opened(context))
+        server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
+        announced = asyncio.create_task(announce(context))
+        with contextlib.suppress(OSError, TimeoutError):  # tried again with the first solve
+            await context.supervisor.warm()
+        await announced
+        tasks = [asyncio.create_task(Fleet(context).run()), asyncio.create_task(housekeeping(context))]
+        print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
+        await stop.wait()
+        log.info("worker stopping")
+        context.stopping = True
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                async with asyncio.timeout(settings.drain_s + 10.0):
+                    await task
+        if server is not None:
+            server[0].shutdown()

@@ -1,12 +1,14 @@
-"""What a claimed solve has found, written down before anybody hears of it; every write is fenced by the claim.
+"""A claimed solve with all that is needed to work on it, how it is given back, and what it has found, written down.
 
-`Outcome` is what one solver child has said by its end, however it came to it, in net bytes.
+It is written down before anybody hears of it; every write is fenced by the claim. `Outcome` is what one solver child
+has said by its end, however it came to it, in net bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -16,12 +18,91 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, read_plan
 
 from ..context import Context
+from ..identity import Caller, Keys
+from ..requests.completion import end_request
+from ..requests.read import stored_subject
 from ..storage.answers import shifted
-from ..storage.queue import LostClaim
+from ..storage.queue import Claimed, LostClaim
 from ..storage.seals import SEALED, column
-from ..storage.tables import events
+from ..storage.tables import events, requests
 from ..storage.verifier import CheckedProof
-from .claim import Claim
+from ..tenants.keys import caller_of
+
+_AGAIN_S = 0.5  # between two tries to give a solve back
+
+
+@dataclass(frozen=True)
+class Claim(Claimed):
+    """A claimed solve, its problem read."""
+
+    caller: Caller
+    net: Problem
+    keys: Keys
+
+
+async def read_claim(context: Context, claimed: Claimed) -> Claim | None:
+    """The problem of a claimed solve; None where its graph is damaged, and the solve has failed."""
+    row = claimed.row
+    async with context.database.read(brief=True) as connection:
+        caller = await caller_of(connection, row.tenant_id)
+    subject = await stored_subject(context, caller, row.graph_key)
+    if subject is None:
+        await _fail(context, claimed, "The stored graph is damaged; POST the problem again.")
+        return None
+    keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
+    return Claim(row, claimed.queued_s, caller, Problem(subject, row.budget_bytes), keys)
+
+
+async def _fail(context: Context, claimed: Claimed, message: str) -> None:
+    async with context.database.write(brief=True) as connection:
+        await context.queue.settle(connection, claimed, {"state": "ended", "ended_at": context.clock.now()})
+        open_ids = await open_requests(connection, claimed.id)
+        for request in open_ids:
+            await end_request(context, connection, request.id, Status.FAILED, None, message)
+    context.notifier.notify(claimed.id, *(request.id for request in open_ids))
+
+
+async def give_back(context: Context, claimed: Claimed, patience_s: float = 0.0) -> None:
+    """Let a solve of ours wait again, if it still is ours; what it found is stored.
+
+    Args:
+        patience_s: seconds in which it is tried again where the database fails: a disk that was full has room again.
+    """
+    until = context.clock.monotonic() + patience_s
+    while True:
+        try:
+            async with context.database.write(brief=True) as connection:
+                await context.queue.settle(connection, claimed, {"state": "queued", "worker": None, "ticket": None})
+        except LostClaim:
+            return
+        except Exception:
+            if context.clock.monotonic() >= until:
+                return
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            context.notifier.notify("queue")
+            return
+
+
+async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
+    """The requests that still wait for a solve, oldest first."""
+    found = await connection.execute(
+        select(requests)
+        .where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+        .order_by(requests.c.created_at, requests.c.id)
+    )
+    return found.all()
+
+
+async def limits_of_open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
+    """Their ids and limits alone; there may be thousands, and they are looked at often."""
+    found = await connection.execute(
+        select(requests.c.id, requests.c.time_limit_s, requests.c.max_gap).where(
+            requests.c.solve_id == solve_id, requests.c.ended.is_(False)
+        )
+    )
+    return found.all()
+
 
 log = structlog.get_logger("remat_service.solving.record")
 

@@ -1,7 +1,8 @@
-"""A claimed solve in rounds of a solver child, each improvement written down before anybody hears of it.
+"""A claimed solve from claim to end, whoever dispatches it: `execute` is the only way in which anything is solved.
 
-Each round starts from the stored incumbent and bound, with the time and gap that the open requests still ask for;
-requests that join may ask for another round.
+It runs in rounds of a solver child, each improvement written down before anybody hears of it. Each round starts from
+the stored incumbent and bound, with the time and gap that the open requests still ask for; requests that join may ask
+for another round.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from remat_solver import Ending
 
 from ..context import Context
 from ..identity import gross_of
-from ..outage import Outage
+from ..outage import Outage, first_line, is_outage
 from ..processes.supervisor import Child, ChildRun
 from ..requests.completion import end_request, write_answers
 from ..storage.answers import Stored
-from ..storage.queue import LostClaim
+from ..storage.queue import Claimed, LostClaim
 from ..storage.seals import Effort, column
 from ..storage.verifier import unpack
-from .claim import Claim, limits_of_open_requests, open_requests
-from .record import Outcome, SolveRecord
+from ..telemetry import span
+from .record import Claim, Outcome, SolveRecord, give_back, limits_of_open_requests, open_requests, read_claim
 
 log = structlog.get_logger("remat_service.solving.run")
 
@@ -37,6 +38,7 @@ _TICK_S = 0.5
 _PAUSE_S = 0.1  # between a change and the look: many that join at once cost one look
 NEARLY_S = 0.05  # a solver that stops this short of its limit has used it
 
+_MOST_NAMED = 20  # requests that the last line of a solve names; thousands may have joined
 _TOO_OFTEN = "The solver was started too often without coming to an end."
 
 
@@ -365,3 +367,52 @@ class SolveRun:
         metrics.solve_seconds.labels(outcome.method, outcome.status.value).observe(self.record.spent_s)
         if outcome.gap is not None:
             metrics.gap.observe(outcome.gap)
+
+
+async def execute(context: Context, claimed: Claimed) -> None:
+    """See a claimed solve to its end, or give it back."""
+    row = claimed.row
+    context.metrics.queue_seconds.observe(claimed.queued_s)
+    context.metrics.running.inc()
+    logger = log.bind(solve=claimed.id, attempt=claimed.attempt, method=row.method)
+    begun = context.clock.monotonic()
+    tenant = ""
+    try:
+        about = {"remat.solve": claimed.id, "remat.method": row.method, "remat.attempt": claimed.attempt}
+        claim = await read_claim(context, claimed)
+        if claim is None:
+            return
+        tenant = claim.caller.tenant
+        structlog.contextvars.bind_contextvars(tenant=tenant)
+        logger.info("solve started", queued_s=round(claimed.queued_s, 3))
+        with span("solve", row.trace, about) as note:
+            run = SolveRun(context, claim)
+            outcome = await run.run()
+            if outcome is not None:
+                note("remat.status", outcome.status.value)
+        if outcome is not None:
+            logger.info(
+                "solve ended",
+                status=outcome.status.value,
+                gap=outcome.gap,
+                requests=run.answered[:_MOST_NAMED],
+                answered=len(run.answered),
+                seconds=round(context.clock.monotonic() - begun, 3),
+            )
+    except LostClaim:
+        logger.warning("solve taken over by another worker")
+    except asyncio.CancelledError:
+        await asyncio.shield(give_back(context, claimed))
+        logger.info("solve given back to the queue")
+        raise
+    except Exception as error:
+        if is_outage(error):
+            logger.warning("solve broke off; it will be taken up again", error=first_line(error))
+        else:
+            logger.exception("solve broke off; it will be taken up again")
+        await give_back(context, claimed, context.settings.stale_after_s)
+    finally:
+        seconds = context.clock.monotonic() - begun
+        context.queue.turns.spend(row.tenant_id, seconds)
+        context.metrics.tenant_seconds.labels(tenant).inc(seconds)
+        context.metrics.running.dec()

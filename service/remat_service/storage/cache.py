@@ -53,7 +53,7 @@ from remat_solver import report_bound, report_budget
 from ..clock import Clock
 from ..identity import Caller, Keys, costs_of
 from ..memory import Lru
-from ..metrics import Metrics
+from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
 from .seals import Claims, Floor

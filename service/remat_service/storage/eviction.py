@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import and_, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..metrics import Metrics
 from ..settings import Settings
+from ..telemetry import Metrics
 from .database import Database, try_lock
 from .tables import graphs, groups, pins, plans, proofs, requests, solves
 

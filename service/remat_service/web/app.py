@@ -32,8 +32,7 @@ from ..requests.housekeeping import housekeeping, poll
 from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
-from ..solving.dispatch import Dispatcher
-from ..solving.lifespan import announce, opened
+from ..solving.dispatch import Dispatcher, announce, opened
 from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal

@@ -21,7 +21,7 @@ from remat_ir import InvalidData, InvalidPlan
 
 from ..clock import SYSTEM
 from ..errors import BadRequest, Invalid, NotFound, ServiceError, Unauthorized, WrongMethod, kind_of
-from ..metrics import Metrics
+from ..telemetry import Metrics
 from .authentication import ADMITTED
 
 Scope = MutableMapping[str, Any]

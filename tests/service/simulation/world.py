@@ -29,8 +29,7 @@ from remat_service.requests.housekeeping import housekeeping, poll
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.dispatch import Dispatcher
-from remat_service.solving.lifespan import requeue_all
+from remat_service.solving.dispatch import Dispatcher, requeue_all
 from remat_service.storage.database import Database, migrate
 from remat_service.storage.tables import tenants
 from remat_service.tenants.keys import add_tenant, caller_of

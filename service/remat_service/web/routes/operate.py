@@ -19,7 +19,7 @@ from ...requests import operate
 from ...requests.completion import cancel_solve, cancel_tenant
 from ...storage.tables import api_keys, tenants
 from ...tenants import keys
-from ...tenants.administration import record
+from ...tenants.keys import record
 from ..authentication import caller_with
 from ..body import no_body, read_body
 from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow, body, refusals
