@@ -1,21 +1,4 @@
-"""What the service refuses, and the one table from refusal to HTTP status (RFC 9457).
-
-ServiceError
-├── BadRequest          not JSON, or headers that can't be understood
-├── Unauthorized        no key, or not a valid one
-├── Forbidden           a key without the scope
-├── NotFound            nothing there for this caller
-├── WrongMethod         a route that takes other methods
-├── NotAcceptable       no representation that the caller accepts
-├── Gone                it was there and has been evicted
-├── TooSlow             the body did not come in time
-├── Conflict            the state of things forbids it
-├── TooLarge            over a cap on bytes, ops or edges
-├── Unsupported         content type or encoding
-├── Invalid             understood, and wrong; the pointer says where
-├── RateLimited         over a quota; says when to come back
-└── Unavailable         stopping, or the queue is full
-"""
+"""What the service refuses, and the one table from refusal to HTTP status (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -35,7 +18,7 @@ class ServiceError(Exception):
 
 
 class BadRequest(ServiceError):
-    """The request can't be understood."""
+    """Not JSON, or headers that can't be understood."""
 
 
 class Unauthorized(ServiceError):
@@ -47,11 +30,11 @@ class Unauthorized(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """This API key may not do that."""
+    """A key without the scope."""
 
 
 class NotFound(ServiceError):
-    """There is nothing here."""
+    """There is nothing for this caller."""
 
 
 class WrongMethod(ServiceError):
@@ -59,7 +42,7 @@ class WrongMethod(ServiceError):
 
 
 class NotAcceptable(ServiceError):
-    """Nothing that the caller accepts can be sent."""
+    """No representation that the caller accepts."""
 
 
 class Gone(ServiceError):
@@ -71,7 +54,7 @@ class Conflict(ServiceError):
 
 
 class TooLarge(ServiceError):
-    """More than the service takes."""
+    """Over a cap on bytes, ops or edges."""
 
 
 class TooSlow(ServiceError):
@@ -83,15 +66,15 @@ class Unsupported(ServiceError):
 
 
 class Invalid(ServiceError):
-    """Understood, and wrong."""
+    """Understood, and wrong; the pointer says where."""
 
 
 class RateLimited(ServiceError):
-    """Over a quota."""
+    """Over a quota; says when to come back."""
 
 
 class Unavailable(ServiceError):
-    """Not now."""
+    """Stopping, or the queue is full."""
 
 
 @dataclass(frozen=True)

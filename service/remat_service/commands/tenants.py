@@ -14,9 +14,10 @@ from ..clock import SYSTEM
 from ..context import Context
 from ..errors import Invalid, NotFound
 from ..requests.completion import cancel_tenant
-from ..storage.tables import api_keys, scopes, tenants
+from ..storage.tables import scopes, tenants
 from ..tenants import keys
 from ..tenants.keys import operator, raise_epoch, record
+from ..tenants.quotas import QUOTAS
 from .operate import in_context, in_database
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
@@ -61,14 +62,9 @@ def list_keys() -> None:
     """Every key: id, tenant, first characters, scopes, state."""
 
     async def work(connection: AsyncConnection) -> list[str]:
-        rows = await connection.execute(
-            select(api_keys, tenants.c.name)
-            .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-            .order_by(tenants.c.name, api_keys.c.id)
-        )
         return [
             f"{row.id}  {row.name}  {row.prefix}…  {row.scopes}  {_state(row.revoked_at, row.expires_at)}  {row.label}"
-            for row in rows
+            for row in await keys.all_keys(connection)
         ]
 
     for line in in_database(work):
@@ -167,23 +163,13 @@ def quota(
     profiles: Annotated[Any, _limit(int, "Most profiles kept.")] = None,
 ) -> None:
     """Show a tenant's quotas, or change those that are named; `none` removes one."""
-    named = {
-        "most_running": running,
-        "most_queued": queued,
-        "most_solver_seconds": solver_seconds,
-        "most_stored_bytes": stored_bytes,
-        "most_requests": requests,
-        "most_profiles": profiles,
-    }
+    named = dict(zip(QUOTAS, (running, queued, solver_seconds, stored_bytes, requests, profiles), strict=True))
     limits = {column: None if limit == _NONE else limit for column, limit in named.items() if limit is not None}
 
     async def work(connection: AsyncConnection) -> str:
         if limits:
             await connection.execute(update(tenants).where(tenants.c.name == name).values(limits))
-        row = (await connection.execute(select(tenants).where(tenants.c.name == name))).first()
-        if row is None:
-            raise NotFound(f"there is no tenant {name!r}")
-        return _quotas(row)
+        return _quotas(await keys.tenant_row(connection, name))
 
     typer.echo(in_database(work, "tenants quota" if limits else None, name=name, **limits))
 
@@ -196,10 +182,7 @@ def disown(name: str) -> None:
     """
 
     async def work(connection: AsyncConnection) -> None:
-        scope_id = await connection.scalar(select(tenants.c.scope_id).where(tenants.c.name == name))
-        if scope_id is None:
-            raise NotFound(f"there is no tenant {name!r}")
-        await raise_epoch(connection, scope_id)
+        await raise_epoch(connection, (await keys.tenant_row(connection, name)).scope_id)
 
     in_database(work, "tenants disown", name=name)
 
@@ -245,14 +228,7 @@ def list_tenants() -> None:
 
 
 def _quotas(row: Any) -> str:
-    limits = {
-        "running": row.most_running,
-        "queued": row.most_queued,
-        "solver seconds": row.most_solver_seconds,
-        "stored bytes": row.most_stored_bytes,
-        "requests": row.most_requests,
-        "profiles": row.most_profiles,
-    }
+    limits = {name.removeprefix("most_").replace("_", " "): getattr(row, name) for name in QUOTAS}
     return "  ".join(f"{what} {'-' if most is None else most}" for what, most in limits.items())
 
 

@@ -25,7 +25,7 @@ from ..settings import Settings
 from ..storage.tables import groups
 from . import read
 from .completion import cancel
-from .groups import Group, few
+from .groups import Group, add_group, drop_group, few, group_row
 from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission
 
@@ -121,23 +121,12 @@ class BatchSearches:
         Raises:
             ServiceError: as for a single solve.
         """
-        group_id = self._context.clock.new_id()
-        async with self._context.database.write() as connection:
-            await connection.execute(
-                groups.insert().values(
-                    id=group_id,
-                    tenant_id=caller.tenant_id,
-                    kind=group.kind,
-                    about=group.about,
-                    created_at=self._context.clock.now(),
-                )
-            )
+        group_id = await add_group(self._context, caller, group)
         step = _Step(self._context, caller, group_id, group.about, 0.0)
         try:
             await step.submit()
         except ServiceError:
-            async with self._context.database.write() as connection:
-                await connection.execute(groups.delete().where(groups.c.id == group_id))
+            await drop_group(self._context, group_id)
             raise
         self.drive(caller, group_id)
         return group_id
@@ -160,7 +149,7 @@ class BatchSearches:
         begun: float | None = None
         try:
             while not context.stopping:
-                row = await _row(context, caller, group_id)
+                row = await group_row(context, caller, KIND, group_id)
                 if row is None or row.about["ended"] is not None:
                     return
                 if begun is None:  # from here on the wall clock may jump
@@ -269,12 +258,16 @@ def _hopeless(answer: Answer, most_ns: int) -> bool:
     return answer.status is Status.INFEASIBLE or (answer.bound_ns is not None and answer.bound_ns > most_ns)
 
 
-async def _row(context: Context, caller: Caller, group_id: str) -> Any:
-    async with context.database.read() as connection:
-        query = select(groups).where(
-            groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id, groups.c.kind == KIND
-        )
-        return (await connection.execute(query)).first()
+async def _search_row(context: Context, caller: Caller, group_id: str) -> Any:
+    """The row of a search.
+
+    Raises:
+        NotFound: this tenant has no such search.
+    """
+    row = await group_row(context, caller, KIND, group_id)
+    if row is None or "state" not in row.about:
+        raise NotFound(f"there is no {KIND} with this id")
+    return row
 
 
 async def _save(context: Context, group_id: str, **changes: Any) -> dict[str, Any] | None:
@@ -303,9 +296,7 @@ async def status(
     with context.notifier.subscribe(group_id) as changes:
         while True:
             changes.reset()
-            row = await _row(context, caller, group_id)
-            if row is None or "state" not in row.about:
-                raise NotFound(f"there is no {KIND} with this id")
+            row = await _search_row(context, caller, group_id)
             ended = row.about["ended"] is not None
             left = until - context.clock.monotonic()
             if ended or left <= 0 or context.leaving:
@@ -353,9 +344,7 @@ async def give_up(context: Context, caller: Caller, group_id: str) -> None:
     Raises:
         NotFound: this tenant has no such search.
     """
-    row = await _row(context, caller, group_id)
-    if row is None or "state" not in row.about:
-        raise NotFound(f"there is no {KIND} with this id")
+    await _search_row(context, caller, group_id)
     about = await _save(context, group_id, ended="cancelled")
     for _, request_id in about["tried"] if about is not None else ():
         await cancel(context, caller, request_id)

@@ -108,17 +108,7 @@ async def start(context: Context, caller: Caller, group: Group) -> str:
     Raises:
         ServiceError: as for a single solve.
     """
-    group_id = context.clock.new_id()
-    async with context.database.write() as connection:
-        await connection.execute(
-            groups.insert().values(
-                id=group_id,
-                tenant_id=caller.tenant_id,
-                kind=group.kind,
-                about=group.about,
-                created_at=context.clock.now(),
-            )
-        )
+    group_id = await add_group(context, caller, group)
     taken: list[str] = []
     try:
         for place, ask in enumerate(group.asks):
@@ -127,10 +117,31 @@ async def start(context: Context, caller: Caller, group: Group) -> str:
     except ServiceError:
         for request_id in taken:
             await cancel(context, caller, request_id)
-        async with context.database.write() as connection:
-            await connection.execute(delete(groups).where(groups.c.id == group_id))
+        await drop_group(context, group_id)
         raise
     return group_id
+
+
+async def add_group(context: Context, caller: Caller, group: Group) -> str:
+    """Write a group down; returns its id."""
+    group_id, moment = context.clock.new_id(), context.clock.now()
+    row = {"id": group_id, "tenant_id": caller.tenant_id, "kind": group.kind, "about": group.about}
+    async with context.database.write() as connection:
+        await connection.execute(groups.insert().values(row | {"created_at": moment}))
+    return group_id
+
+
+async def drop_group(context: Context, group_id: str) -> None:
+    """Forget a group of which nothing was taken in."""
+    async with context.database.write() as connection:
+        await connection.execute(delete(groups).where(groups.c.id == group_id))
+
+
+async def group_row(context: Context, caller: Caller, kind_name: str, group_id: str) -> Any:
+    """The row of a group; None where this tenant has no such group of this kind."""
+    named = groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id, groups.c.kind == kind_name
+    async with context.database.read() as connection:
+        return (await connection.execute(select(groups).where(*named))).first()
 
 
 async def status(
@@ -142,14 +153,8 @@ async def status(
         NotFound: this tenant has no such group.
     """
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    group = await group_row(context, caller, kind_name, group_id)
     async with context.database.read() as connection:
-        group = (
-            await connection.execute(
-                select(groups).where(
-                    groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id, groups.c.kind == kind_name
-                )
-            )
-        ).first()
         found = await connection.execute(
             select(requests.c.id, requests.c.idempotency_key)
             .where(requests.c.group_id == group_id, of_epoch(caller.epoch))
@@ -181,14 +186,11 @@ async def give_up(context: Context, caller: Caller, kind_name: str, group_id: st
     Raises:
         NotFound: this tenant has no such group.
     """
+    if await group_row(context, caller, kind_name, group_id) is None:
+        raise NotFound(f"there is no {kind_name} with this id")
     of_group = (requests.c.group_id == group_id, requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
     async with context.database.read() as connection:
-        kind_found = await connection.scalar(
-            select(groups.c.kind).where(groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id)
-        )
         found = (await connection.execute(select(requests.c.id).where(*of_group, requests.c.ended.is_(False)))).all()
-    if kind_found != kind_name:
-        raise NotFound(f"there is no {kind_name} with this id")
     for row in found:
         await cancel(context, caller, row.id)
 

@@ -19,7 +19,6 @@ from ..errors import Conflict, Invalid, Unavailable
 from ..identity import Caller, Keys, Retry, keys_of, method_key_of
 from ..storage.answers import CachedResponse, Stored, document
 from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
-from ..storage.verifier import Verifier
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
@@ -52,7 +51,9 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         plan_row = None if row is None or row.plan_id is None else await context.store.plan(connection, row.plan_id)
     if plan_row is None:
         raise Invalid("start names no ended solve of yours that has a plan", "/start")
-    plan = await _read_plan(context.verifier, plan_row.data)
+    plan = await context.verifier.read_plan(plan_row.data)
+    if plan is None:
+        raise Invalid("the plan of start is damaged; solve it anew", "/start")
     try:
         verdict = await context.verifier.verify(net, plan)
     except Exception as error:
@@ -62,13 +63,6 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
     context.verifier.remember(keys.graph, digest, verdict, plan)
     return plan_id
-
-
-async def _read_plan(verifier: Verifier, packed: bytes) -> Any:
-    plan = await verifier.read_plan(packed)
-    if plan is None:
-        raise Invalid("the plan of start is damaged; solve it anew", "/start")
-    return plan
 
 
 @dataclass(frozen=True)

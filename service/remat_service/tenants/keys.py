@@ -117,10 +117,25 @@ async def tenant_named(connection: AsyncConnection, name: str) -> str:
     Raises:
         NotFound: there is none of that name.
     """
-    tenant_id: str | None = await connection.scalar(select(tenants.c.id).where(tenants.c.name == name))
-    if tenant_id is None:
+    return str((await tenant_row(connection, name)).id)
+
+
+async def tenant_row(connection: AsyncConnection, name: str) -> Any:
+    """The row of a tenant.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    row = (await connection.execute(select(tenants).where(tenants.c.name == name))).first()
+    if row is None:
         raise NotFound(f"there is no tenant {name!r}")
-    return tenant_id
+    return row
+
+
+async def all_keys(connection: AsyncConnection) -> Sequence[Any]:
+    """Every key with the `name` of its tenant, by that."""
+    query = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.c.tenant_id)
+    return (await connection.execute(query.order_by(tenants.c.name, api_keys.c.id))).all()
 
 
 async def add_key(
@@ -313,10 +328,7 @@ async def join_group(connection: AsyncConnection, group: str, tenant: str) -> No
         NotFound: there is no such group or tenant.
         Conflict: solves of the tenant are under way, whose results belong where they were asked for.
     """
-    scope_id = await _scope(connection, _OF_GROUP + group)
-    if scope_id is None:
-        raise NotFound(f"there is no group {group!r}; make it with `remat-service groups create {group}`")
-    await _move(connection, tenant, scope_id)
+    await _move(connection, tenant, await _scope_of_group(connection, group))
 
 
 async def leave_group(connection: AsyncConnection, tenant: str) -> None:
@@ -380,10 +392,7 @@ async def scope_for_new(connection: AsyncConnection, tenant: str, group: str | N
     if group is None:
         everyone = await everyones(connection)
         return await own_scope(connection, tenant) if everyone is None else str(everyone.id)
-    scope_id = await _scope(connection, _OF_GROUP + group)
-    if scope_id is None:
-        raise NotFound(f"there is no group {group!r}; make it with `remat-service groups create {group}`")
-    return scope_id
+    return await _scope_of_group(connection, group)
 
 
 async def raise_epoch(connection: AsyncConnection, scope_id: str) -> None:
@@ -404,6 +413,13 @@ async def everyones(connection: AsyncConnection) -> Any:
 async def _scope(connection: AsyncConnection, name: str) -> str | None:
     found: str | None = await connection.scalar(select(scopes.c.id).where(scopes.c.name == name))
     return found
+
+
+async def _scope_of_group(connection: AsyncConnection, group: str) -> str:
+    scope_id = await _scope(connection, _OF_GROUP + group)
+    if scope_id is None:
+        raise NotFound(f"there is no group {group!r}; make it with `remat-service groups create {group}`")
+    return scope_id
 
 
 async def _add_scope(connection: AsyncConnection, name: str, everyone: bool = False) -> str:

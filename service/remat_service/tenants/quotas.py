@@ -15,6 +15,8 @@ from ..errors import Conflict, RateLimited
 from ..identity import Caller
 from ..storage.tables import graphs, plans, profile_reports, requests, solves, tenants
 
+QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
+"""Columns of `tenants`; null is no limit."""
 _DAY = timedelta(days=1)
 _BATCH = 500
 _LIMITS = select(tenants).where(tenants.c.id == bindparam("tenant")).with_for_update(key_share=True)

@@ -13,18 +13,18 @@ from remat_ir.schema import Array, Document, Flag, Integer, Member, Number, Text
 
 from ...clock import SYSTEM
 from ...context import Context
-from ...errors import Invalid, NotFound
+from ...errors import Invalid
 from ...identity import OPERATE, Caller
 from ...requests import operate
 from ...requests.completion import cancel_solve, cancel_tenant
-from ...storage.tables import api_keys, tenants
+from ...storage.tables import tenants
 from ...tenants import keys
 from ...tenants.keys import record
+from ...tenants.quotas import QUOTAS
 from ..authentication import caller_with
 from ..body import no_body, read_body
 from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow, body, refusals
 
-_QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
 _LIMIT = Member(Integer(), None, "None removes the limit.", nullable=True)
 TENANT_CHANGE = Document(
     "TenantChange",
@@ -33,7 +33,7 @@ TENANT_CHANGE = Document(
     {
         "weight": Member(Number(above=0), None, "Share of the workers, against other tenants.", nullable=True),
         "disabled": Member(Flag(), None, "Refuse its keys, and end what it has under way.", nullable=True),
-        **dict.fromkeys(_QUOTAS, _LIMIT),
+        **dict.fromkeys(QUOTAS, _LIMIT),
     },
 )
 TENANT_REQUEST = Document(
@@ -128,7 +128,7 @@ async def add_tenant(request: Request, caller: Operator) -> Any:
     async with _context(request).database.write() as connection:
         await keys.add_tenant(connection, found["name"], found.get("group"), found.get("weight", 1.0))
         await _note(connection, caller, "tenants add", **found)
-        return _tenant(await _row(connection, found["name"]))
+        return _tenant(await keys.tenant_row(connection, found["name"]))
 
 
 @router.patch(
@@ -142,13 +142,13 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
     """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
     context = _context(request)
     found = await read_body(request, lambda data, _: TENANT_CHANGE.read(data))
-    changes = {key: value for key, value in found.items() if value is not None or key in _QUOTAS}
+    changes = {key: value for key, value in found.items() if value is not None or key in QUOTAS}
     if name == keys.DEFAULT_TENANT and changes.get("disabled"):
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
     async with context.database.write() as connection:
         if changes:
             await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
-        row = await _row(connection, name)
+        row = await keys.tenant_row(connection, name)
         await _note(connection, caller, "tenants change", name=name, **changes)
     if changes.get("disabled"):
         await cancel_tenant(context, row.id)
@@ -158,9 +158,8 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
 @router.get("/keys", summary="API keys", response_model=KeyList, responses=refusals())
 async def list_keys(request: Request, caller: Operator) -> Any:
     """Never a secret: ids, tenants, first characters, scopes, ends."""
-    query = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.c.tenant_id)
     async with _context(request).database.read() as connection:
-        rows = (await connection.execute(query.order_by(tenants.c.name, api_keys.c.id))).all()
+        rows = await keys.all_keys(connection)
     return {
         "keys": [
             {
@@ -204,12 +203,5 @@ async def revoke_key(request: Request, key_id: Annotated[str, Path(max_length=32
         await _note(connection, caller, "keys revoke", key=key_id, tenant=tenant)
 
 
-async def _row(connection: AsyncConnection, name: str) -> Any:
-    row = (await connection.execute(select(tenants).where(tenants.c.name == name))).first()
-    if row is None:
-        raise NotFound(f"there is no tenant {name!r}")
-    return row
-
-
 def _tenant(row: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in ("name", "weight", "disabled", *_QUOTAS)}
+    return {name: getattr(row, name) for name in ("name", "weight", "disabled", *QUOTAS)}
