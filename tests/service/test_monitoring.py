@@ -27,7 +27,7 @@ from remat_ir import Problem, plain_peak
 from remat_service.clock import SYSTEM
 from remat_service.context import build_context
 from remat_service.identity import Caller
-from remat_service.requests.housekeeping import look
+from remat_service.requests.completion import look
 from remat_service.settings import Settings
 from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests

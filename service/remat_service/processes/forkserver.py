@@ -1,5 +1,6 @@
-"""The forkserver of solver children: a small single-threaded process that has everything slow loaded, and forks.
+"""The forkserver of solver children, and what runs in each of them.
 
+It is a small single-threaded process that has everything slow loaded, and forks.
 A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy, the solver's Python and
 its compiled kernels, but no engine, no secret, no database connection.
 Each child leads its own process group, so that engines started inside it end with it. When a child ends in any way,
@@ -9,6 +10,10 @@ any way, the control socket does, and every group is killed.
 Control socket: the forkserver says `{"compiling": pid}` where kernels are missing, then `{"ready": pid}`. The service
 sends one datagram a child, with the child's socket attached; the forkserver answers `{"started": pid, "order": n}`,
 with the number that came in the order, and later `{"ended": pid, "status": n}`.
+
+A child reads one job from its socket, solves it, and streams out every improvement as it comes.
+Frames are a 4-byte big-endian length and JSON. In: one job, then perhaps `{"cancel": true}`. Out: `progress` frames and
+one `answer` or `error`. When the socket ends, whoever started the child is gone, and the child ends its process group.
 """
 
 from __future__ import annotations
@@ -23,12 +28,21 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
+import threading
+import time
+from typing import Any
 
-from remat_solver import all_cached, load_for_forks
+from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Progress, read_plan
+from remat_ir.proof import Proof, read_proof
+from remat_solver import all_cached, load_for_forks, solve
 
-from . import child, sandbox
+from . import sandbox
+
+LONGEST_FRAME = 1 << 30
+_QUIET_S = 0.1  # bounds alone are sent no more often than this
 
 _PR_SET_PDEATHSIG = 1
 
@@ -107,7 +121,7 @@ def _run_child(control: socket.socket, fd: int, order: dict[str, int], wake: tup
         os.mkdir(folder)
         if not sandbox.confine(folder) and sandbox.landlock():
             raise OSError("the kernel has Landlock and does not let a child be confined by it")
-        code = child.main(fd, folder)
+        code = solve_one(fd, folder)
     except BaseException as error:
         with contextlib.suppress(Exception):
             print(f"solver child: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -132,6 +146,175 @@ def _reap(control: socket.socket, alive: set[int], scratch: str) -> None:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def solve_one(fd: int, scratch: str) -> int:
+    """Solve the one job of the socket `fd`, with `scratch` as temporary folder; returns the exit code."""
+    link = socket.socket(fileno=fd)
+    job = _read(link)
+    if job is None:
+        return 0
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    cancelled = threading.Event()
+    threading.Thread(target=_watch, args=(link, cancelled), daemon=True).start()
+    outbox = Outbox(link)
+    try:
+        _solve(job, outbox, cancelled)
+    finally:
+        outbox.close()
+    return 0
+
+
+def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> None:
+    best_whole: list[int] = []
+
+    def report(progress: Progress) -> None:
+        if progress.whole_bound_ns is not None:
+            best_whole[:] = [progress.whole_bound_ns]
+        outbox.put(progress)
+
+    try:
+        answer = solve(
+            Problem.from_json(job["problem"]),
+            method=job["method"],
+            time_limit_s=job["time_limit_s"],
+            max_gap=job["max_gap"],
+            options=job["options"],
+            start=None if job.get("start") is None else read_plan(job["start"]),
+            bound_ns=job.get("bound_ns"),
+            proof=None if job.get("proof") is None else read_proof(job["proof"]),
+            on_progress=report,
+            cancelled=cancelled.is_set,
+            certify=job["certify"],
+        )
+    except (InvalidData, InvalidPlan) as error:
+        outbox.finish({"type": "error", "kind": "invalid", "message": str(error)})
+    except MemoryError:
+        outbox.finish({"type": "error", "kind": "memory", "message": "The solver's memory is used up."})
+    except Exception as error:  # a bug of a method must not lose what was streamed before it
+        outbox.finish({"type": "error", "kind": "failed", "message": f"{type(error).__name__}: {error}"[:500]})
+        raise
+    else:
+        whole = best_whole[0] if best_whole else None
+        outbox.finish({"type": "answer", "answer": answer.to_json(), "whole_bound_ns": whole})
+
+
+class Outbox:
+    """Sends from a thread of its own, so that a slow reader never holds up a method.
+
+    Where several improvements wait, only the last is sent: one that nobody was told of can't be lost.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._waiting: Progress | None = None
+        self._plan: AnyPlan | None = None
+        self._proof: Proof | None = None  # the last one sent
+        self._final: dict[str, Any] | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, progress: Progress) -> None:
+        """Send an improvement soon."""
+        with self._changed:
+            self._waiting = progress
+            if progress.plan is not None:
+                self._plan = progress.plan
+            self._changed.notify()
+
+    def finish(self, frame: dict[str, Any]) -> None:
+        """Send the last frame, after what still waits."""
+        with self._changed:
+            self._final = frame
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wait until everything has left."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = 0.0
+        while True:
+            with self._changed:
+                while self._waiting is None and self._final is None and not self._closed:
+                    self._changed.wait()
+                quiet = last + _QUIET_S - time.monotonic()
+                if self._final is None and self._plan is None and not self._closed and quiet > 0:
+                    self._changed.wait(quiet)
+                progress, plan, final = self._waiting, self._plan, self._final
+                self._waiting = self._plan = self._final = None
+                closed = self._closed
+            try:
+                if progress is not None:
+                    proof = None if progress.proof is self._proof else progress.proof
+                    self._proof = progress.proof
+                    write(self._link, _frame(progress, plan, proof))
+                    last = time.monotonic()
+                if final is not None:
+                    write(self._link, final)
+            except OSError:
+                return
+            if closed:
+                return
+
+
+def _frame(progress: Progress, plan: AnyPlan | None, proof: Proof | None) -> dict[str, Any]:
+    return {
+        "type": "progress",
+        "seconds": progress.seconds,
+        "cost_ns": progress.cost_ns,
+        "bound_ns": progress.bound_ns,
+        "restricted_to": list(progress.restricted_to),
+        "whole_bound_ns": progress.whole_bound_ns,
+        "source": progress.source,
+        "plan": None if plan is None else plan.to_json(),
+        "proof": None if proof is None else proof.to_json(),
+    }
+
+
+def _watch(link: socket.socket, cancelled: threading.Event) -> None:
+    while True:
+        try:
+            message = _read(link)
+        except OSError:
+            message = None
+        if message is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(0, signal.SIGKILL)
+        elif message.get("cancel"):
+            cancelled.set()
+
+
+def _read(link: socket.socket) -> dict[str, Any] | None:
+    head = _exactly(link, 4)
+    if head is None:
+        return None
+    body = _exactly(link, struct.unpack(">I", head)[0])
+    if body is None:
+        return None
+    message: dict[str, Any] = json.loads(body)
+    return message
+
+
+def _exactly(link: socket.socket, size: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < size:
+        piece = link.recv(min(size - len(found), 1 << 20))
+        if not piece:
+            return None
+        found += piece
+    return bytes(found)
+
+
+def write(link: socket.socket, message: dict[str, Any]) -> None:
+    """Send one frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    link.sendall(struct.pack(">I", len(body)) + body)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import structlog
 
 from ..clock import Clock
 from ..settings import Settings
-from .child import LONGEST_FRAME
+from .forkserver import LONGEST_FRAME
 
 _KEPT_VARIABLES = (
     "PATH",

@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..context import Context, build_context
 from ..notify import libpq_url
 from ..outage import Outage
-from ..requests.housekeeping import housekeeping
+from ..requests.completion import housekeeping
 from ..settings import Settings
 from ..storage.database import try_lock
 from ..telemetry import exported

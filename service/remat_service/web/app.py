@@ -27,8 +27,8 @@ from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..outage import what_fails
 from ..requests.batches import BATCH_REQUEST, BatchSearches
+from ..requests.completion import housekeeping, poll
 from ..requests.groups import SWEEP_REQUEST
-from ..requests.housekeeping import housekeeping, poll
 from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings

@@ -24,8 +24,7 @@ from remat_service.context import Context, build_context
 from remat_service.errors import Conflict, NotFound, RateLimited, Unavailable
 from remat_service.identity import Caller, Retry
 from remat_service.requests import read
-from remat_service.requests.completion import cancel
-from remat_service.requests.housekeeping import housekeeping, poll
+from remat_service.requests.completion import cancel, housekeeping, poll
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
