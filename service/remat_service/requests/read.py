@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,7 @@ _REQUEST = (
     .where(requests.c.tenant_id == bindparam("tenant"), requests.c.id == bindparam("id"), of_epoch(bindparam("epoch")))
 )
 _POINT = tuple(events.c[name] for name in ("seq", "seconds", "cost_ns", "bound_ns", "restricted_to", "source"))
+_QUEUED = "Waiting for a free solver."
 _DAMAGED = "This answer is not what was stored; POST the problem again."
 
 
@@ -212,6 +214,14 @@ def told(seals: Seals, row: Any) -> dict[str, Any]:
     return dict.fromkeys(found) | {"restricted_to": ""}
 
 
+def queued_answer(row: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+    """The answer so far of a request whose solve has just been queued, as JSON text, from what was written of both."""
+    answer = Answer(
+        Status.QUEUED, row["method"], row["budget_bytes"], seconds=0.0, digest=row["digest"], message=_QUEUED
+    ).priced(told["total_cost_ns"], told["cost_ns"], told["bound_ns"], told["peak_bytes"])
+    return rendered(document(answer, row["fixed_bytes"], id=row["id"], cache=row["cache"]), None)
+
+
 def running_answer(context: Context, row: Any, status: Status | None = None) -> Answer:
     """The answer so far of a request that has not ended, in net bytes, from a row with `PROGRESS`."""
     running, known = row.state == "running", told(context.seals, row)
@@ -225,7 +235,7 @@ def running_answer(context: Context, row: Any, status: Status | None = None) -> 
         seconds=round(seconds, 3),
         restricted_to=names(known["restricted_to"]),
         digest=row.digest,
-        message="" if status else ("Solving." if running else "Waiting for a free solver."),
+        message="" if status else ("Solving." if running else _QUEUED),
     ).priced(known["total_cost_ns"], known["cost_ns"], known["bound_ns"], known["peak_bytes"])
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import and_, bindparam, func, select, update
@@ -22,6 +24,7 @@ from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
+from .read import queued_answer
 
 _QUEUED = "queued"
 _OF_FLIGHT = (
@@ -67,11 +70,12 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
 
 @dataclass(frozen=True)
 class _Looked:
-    """What a look into the store has found for a net problem."""
+    """What a look into the store has found for a net problem; `absent`: its graph is not there."""
 
     net: Problem
     keys: Keys
     known: Stored
+    absent: bool
 
 
 class Taken(NamedTuple):
@@ -80,11 +84,13 @@ class Taken(NamedTuple):
     Attributes:
         answer: where that is at hand; then its row is on its way.
         waits: for a solve, so that it has not ended a moment ago.
+        queued: the answer so far of one whose solve has just been queued.
     """
 
     id: str
     answer: bytes | None = None
     waits: bool = False
+    queued: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,11 +174,11 @@ class Submission:
             await self._mend_graph(net, keys, packed)
         within_s = context.settings.look_up_s
         known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot, within_s)
-        looked = _Looked(net, keys, known)
+        looked = _Looked(net, keys, known, packed is None)
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
-        return Taken(await self._queue(looked, start_plan_id), waits=True)
+        return await self._queue(looked, start_plan_id)
 
     async def _mend_graph(self, net: Problem, keys: Keys, packed: bytes) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
@@ -318,29 +324,29 @@ class Submission:
         context.notifier.notify(solve_id)
         return str(row["id"])
 
-    async def _queue(self, looked: _Looked, start_plan_id: str | None) -> str:
+    async def _queue(self, looked: _Looked, start_plan_id: str | None) -> Taken:
         context, keys = self.context, looked.keys
         if context.stopping:
             raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=COME_BACK_S)
         row = self._keyed_row(keys)
         async with context.database.write(brief=True) as connection:
+            told: dict[str, Any] | None = None
             solve_id = await self._join(connection, keys)
-            joined = solve_id is not None
             if solve_id is None:
                 await self._check_capacity(connection)
-                await context.store.put_graph(connection, keys, looked.net)
+                await context.store.put_graph(connection, keys, looked.net, looked.absent)
                 near_id = await self._keep_near(connection, looked)
-                solve_id = await self._new_solve(connection, looked, start_plan_id, near_id)
-                if solve_id is None:  # another came first
-                    solve_id, joined = await self._join(connection, keys), True
+                told = await self._new_solve(connection, looked, start_plan_id, near_id)
+                solve_id = await self._join(connection, keys) if told is None else told["id"]  # another came first
             if solve_id is None:
                 raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
-            row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if looked.known.carried else "miss"}
+            cache = "joined" if told is None else "near" if looked.known.carried else "miss"
+            row |= {"solve_id": solve_id, "cache": cache}
             await connection.execute(_INSERT, row)
         self._wait(row)
-        context.metrics.cache.labels(row["cache"]).inc()
-        context.notifier.notify("queue" if not joined else solve_id)
-        return str(row["id"])
+        context.metrics.cache.labels(cache).inc()
+        context.notifier.notify(solve_id if told is None else "queue")
+        return Taken(row["id"], waits=True, queued=None if told is None else partial(queued_answer, row, told))
 
     def _wait(self, row: dict[str, Any]) -> None:
         if row["queue_limit_s"] is not None:
@@ -360,8 +366,11 @@ class Submission:
 
     async def _new_solve(
         self, connection: AsyncConnection, looked: _Looked, start_plan_id: str | None, near_id: str | None
-    ) -> str | None:
-        """A row in the queue; the best plan that is stored is its first incumbent, which counts if its time ends."""
+    ) -> dict[str, Any] | None:
+        """A row in the queue; the best plan that is stored is its first incumbent, which counts if its time ends.
+
+        What the solve tells so far; None where another one of the same flight came first.
+        """
         ask, keys, known = self.ask, looked.keys, looked.known
         plan_id = near_id or (None if known.plan is None else known.plan.id)
         best = None if plan_id is None else known.known.verdict
@@ -389,7 +398,7 @@ class Submission:
             "priority": ask.priority,
             "trace": traceparent(),
         }
-        return await self.context.queue.put(connection, row)
+        return None if await self.context.queue.put(connection, row) is None else told
 
     async def _check_capacity(self, connection: AsyncConnection) -> None:
         if await self.context.queue.holds(connection, self.context.settings.most_queued):

@@ -73,11 +73,14 @@ class Store:
     def __init__(self, database: Database, claims: Claims) -> None:
         self._database, self._claims = database, claims
 
-    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
-        """Keep the subject of a net problem, and the problem's name; what is there already stays."""
+    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem, absent: bool = False) -> None:
+        """Keep the subject of a net problem, and the problem's name; what is there already stays.
+
+        Args:
+            absent: it was not there a moment ago, and is not looked for again before it is packed.
+        """
         moment = self._database.clock.now()
-        known = await connection.scalar(_GRAPH_KEY, {"graph": keys.graph})
-        if known is None:
+        if absent or await connection.scalar(_GRAPH_KEY, {"graph": keys.graph}) is None:
             row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
             await connection.execute(self._database.insert_new(graphs), row)
         await connection.execute(

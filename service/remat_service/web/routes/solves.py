@@ -102,10 +102,16 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     text, ended = await read.answer(context, caller, request_id, until, waits)
-    headers = {"Cache-Control": "no-store"}
-    if not ended:
-        headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": come_back(context)}
-    return Response(text, 200 if ended else 202, headers, "application/json")
+    return _ended(text) if ended else _under_way(context, request_id, text)
+
+
+def _ended(text: bytes) -> Response:
+    return Response(text, 200, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _under_way(context: Context, request_id: str, text: bytes) -> Response:
+    where = {"Location": f"/v1/solves/{request_id}", "Retry-After": come_back(context)}
+    return Response(text, 202, {"Cache-Control": "no-store", **where}, "application/json")
 
 
 @router.post(
@@ -156,8 +162,11 @@ async def post_solve(request: Request, caller: Solver) -> Response:
     seconds = context.metrics.miss_seconds if taken.waits else context.metrics.hit_seconds
     seconds.observe(time.perf_counter() - begun)
     if taken.answer is not None:
-        return _answer(taken.answer)
-    return await answered(context, caller, taken.id, preferred_wait(request), taken.waits)
+        return _ended(taken.answer)
+    wait_s = preferred_wait(request)
+    if taken.queued is not None and not wait_s:
+        return _under_way(context, taken.id, taken.queued())
+    return await answered(context, caller, taken.id, wait_s, taken.waits)
 
 
 async def _post_directly(request: Request) -> Response:
@@ -175,11 +184,7 @@ async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | 
     context.metrics.cache.labels("hit").inc()
     context.metrics.recalls.labels("body").inc()
     context.metrics.hit_seconds.observe(time.perf_counter() - begun)
-    return _answer(held)
-
-
-def _answer(text: bytes) -> Response:
-    return Response(text, 200, {"Cache-Control": "no-store"}, "application/json")
+    return _ended(held)
 
 
 def _retry(request: Request, digest: bytes) -> Retry | None:
