@@ -29,6 +29,7 @@ from .run import execute
 log = structlog.get_logger("remat_service.solving.dispatch")
 
 _LOOK_S = 1.0
+_PAUSE_S, _MOST_DOUBLINGS = 0.002, 6  # before the next look, after several in a row that found nothing
 
 
 @asynccontextmanager
@@ -126,29 +127,33 @@ class Dispatcher:
             await context.supervisor.warm()
         except (OSError, TimeoutError):
             log.exception("no solver child can be started; trying again with the first solve")
-        outage = Outage(log, "looking at the queue")
+        outage, idle = Outage(log, "looking at the queue"), 0
         with context.notifier.subscribe("queue") as changes:
             while not context.stopping:
                 changes.reset()
                 try:
                     context.metrics.taken_over.inc(await context.queue.take_over())
-                    await self._take()
+                    idle = 0 if await self._take() else idle + 1
                     outage.over()
                 except Exception as error:
                     outage.failed(error)
                     await asyncio.sleep(_LOOK_S)
-                await changes.wait(_LOOK_S)
+                if not await changes.wait(_LOOK_S):
+                    idle = 0
+                elif idle > 1:  # a burst of solves that may not run yet, as over a tenant's quota
+                    await asyncio.sleep(_PAUSE_S * 2 ** min(idle, _MOST_DOUBLINGS))
 
-    async def _take(self) -> None:
-        """Start what is due, up to the number of workers."""
-        context = self._context
+    async def _take(self) -> bool:
+        """Start what is due, up to the number of workers; False where one is free and there was nothing to start."""
+        context, before = self._context, len(self._running)
         while len(self._running) < context.settings.workers:
             claimed = await context.queue.claim(context.name)
             if claimed is None:
-                return
+                return len(self._running) > before
             task = asyncio.create_task(execute(context, claimed))
             self._running.add(task)
             task.add_done_callback(self._ended)
+        return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
