@@ -17,7 +17,7 @@ from .storage.database import Database
 from .storage.health import Health
 from .storage.queue import Queue
 from .storage.seals import Claims, Seals, seals_of
-from .storage.store import SnapshotReader, Store
+from .storage.store import Store
 from .storage.verifier import Verifier
 from .telemetry import Metrics
 
@@ -42,7 +42,6 @@ class Context:
     seals: Seals
     verifier: Verifier
     cache: Cache
-    snapshots: SnapshotReader
     write_behind: WriteBehind
     response_cache: ResponseCache
     notifier: Notifier
@@ -80,7 +79,7 @@ def build_context(
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     seals = seals_of(settings)
-    claims, snapshots = Claims(database, seals), SnapshotReader(database)
+    claims = Claims(database, seals)
     store = Store(database, claims)
     write_behind = WriteBehind(database, store)
     return Context(
@@ -91,10 +90,9 @@ def build_context(
         verifier=verifier,
         claims=claims,
         seals=seals,
-        cache=Cache(database, store, claims, verifier, snapshots, metrics),
-        snapshots=snapshots,
+        cache=Cache(database, store, claims, verifier, metrics),
         write_behind=write_behind,
-        response_cache=ResponseCache(snapshots, write_behind, seals, database.clock, metrics, settings.recall_bytes),
+        response_cache=ResponseCache(store, write_behind, seals, database.clock, metrics, settings.recall_bytes),
         notifier=Notifier(),
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),

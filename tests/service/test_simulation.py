@@ -18,7 +18,7 @@ from remat_service.identity import Keys
 from remat_service.requests import completion, submit
 from remat_service.solving.record import SolveRecord
 from remat_service.storage.queue import Claimed, Queue, Turns, Waiting
-from remat_service.storage.store import SnapshotReader
+from remat_service.storage.store import Store
 from remat_service.storage.tables import Utc, requests, solves
 from remat_service.storage.verifier import Verifier
 from service.simulation.invariants import Broken
@@ -152,13 +152,13 @@ async def _no_retry(self: Any) -> None:
     return None
 
 
-async def _any_tenant(self: SnapshotReader, caller: Any, request_id: str) -> Any:
+async def _any_tenant(self: Store, caller: Any, request_id: str) -> Any:
     async with self._database.read() as connection:
         owner = await connection.scalar(select(requests.c.tenant_id).where(requests.c.id == request_id))
     return await _ended(self, type(caller)(owner, caller.scope_id, caller.salt, caller.epoch), request_id)
 
 
-_ended = SnapshotReader.ended_request
+_ended = Store.ended_request
 
 
 def _most_urgent_of_all(self: Turns, each: Waiting) -> Any:
@@ -194,7 +194,7 @@ MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "plans believed": (lambda m: m.setattr(Verifier, "verify", _believe), "lies", "first computed before"),
     "retries forgotten": (lambda m: m.setattr(submit.Submission, "_earlier", _no_retry), "retries", "1 clients wait"),
     "answers for any tenant": (
-        lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant), "tenants", "reads another's answer"),
+        lambda m: m.setattr(Store, "ended_request", _any_tenant), "tenants", "reads another's answer"),
     "priority before shares": (
         lambda m: m.setattr(Turns, "_key", _most_urgent_of_all), "shares", "more than their share"),
     "time not counted": (lambda m: m.setattr(SolveRecord, "end", _spent_nothing), "effort", "time was unspent"),

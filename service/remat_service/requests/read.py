@@ -89,7 +89,7 @@ async def answer(
     with context.notifier.subscribe(request_id) as changes:
         while True:
             changes.reset()
-            found = None if waits and not looked else await context.snapshots.ended_request(caller, request_id)
+            found = None if waits and not looked else await context.store.ended_request(caller, request_id)
             body = None if found is None else _from_memory(context, found)
             if body is not None:
                 context.notifier.notify_here(request_id)
@@ -108,7 +108,7 @@ async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, b
         return await body_of(context, caller, row)
     context.notifier.notify_here(row.id)
     async with context.locks.of(row.plan_id or row.proof_id):  # of a burst, one has plan and certificate checked
-        found = await context.snapshots.ended_request(caller, row.id)
+        found = await context.store.ended_request(caller, row.id)
         body = None if found is None else _from_memory(context, found)
         return (body, True) if body is not None else await body_of(context, caller, row)
 

@@ -141,7 +141,7 @@ class Submission:
             return None
         if context.write_behind.holds_key(caller.tenant_id, retry.key):
             await context.write_behind.flush()
-        if not await context.snapshots.has_idempotency_key(caller.tenant_id, retry.key):
+        if not await context.store.has_idempotency_key(caller.tenant_id, retry.key):
             return None
         of_key = and_(requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key)
         async with context.database.read(brief=True) as connection:
@@ -164,12 +164,12 @@ class Submission:
         if net is None or digests is None:
             return Taken(await self._answer_infeasible())
         keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
-        snapshot, packed = await context.snapshots.read_with_graph(keys, net.budget_bytes)
+        snapshot, packed = await context.store.snapshot_with_graph(keys, net.budget_bytes)
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
             if joined is not None:
                 return Taken(joined, waits=True)
-            snapshot, packed = await context.snapshots.read_with_graph(keys, net.budget_bytes)
+            snapshot, packed = await context.store.snapshot_with_graph(keys, net.budget_bytes)
         if packed is not None:
             await self._mend_graph(net, keys, packed)
         within_s = context.settings.look_up_s

@@ -145,14 +145,15 @@ class Dispatcher:
 
     async def _take(self) -> bool:
         """Start what is due, up to the number of workers; False where one is free and there was nothing to start."""
-        context, before = self._context, len(self._running)
+        context, started = self._context, False
         while len(self._running) < context.settings.workers:
             claimed = await context.queue.claim(context.name)
             if claimed is None:
-                return len(self._running) > before
+                return started
             task = asyncio.create_task(execute(context, claimed))
             self._running.add(task)
             task.add_done_callback(self._ended)
+            started = True
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:

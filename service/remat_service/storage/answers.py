@@ -44,7 +44,7 @@ from ..outage import Outage
 from ..telemetry import Metrics
 from .database import Database
 from .seals import Claim, Effort, Seals, signed_text
-from .store import EndedRequest, Row, Snapshot, SnapshotReader, Store, StoredPlan
+from .store import EndedRequest, Row, Snapshot, Store, StoredPlan
 from .tables import requests, tenants
 from .verifier import CheckedProof
 
@@ -265,14 +265,14 @@ class ResponseCache:
 
     def __init__(
         self,
-        snapshots: SnapshotReader,
+        store: Store,
         write_behind: WriteBehind,
         seals: Seals,
         clock: Clock,
         metrics: Metrics,
         most_bytes: int,
     ) -> None:
-        self._snapshots, self._write_behind, self._seals = snapshots, write_behind, seals
+        self._store, self._write_behind, self._seals = store, write_behind, seals
         self._clock, self._metrics = clock, metrics
         self._responses: Lru[tuple[str, str, int, bytes], CachedResponse] = Lru(most_bytes)
         self.given: Lru[str, Given] = Lru(most_bytes // 4)
@@ -283,7 +283,7 @@ class ResponseCache:
         held = self._responses.get(key)
         if held is None or (retry is not None and await self.came_before(caller, retry)):
             return None
-        if await self._snapshots.read(held.keys, held.net_budget) != held.snapshot:
+        if await self._store.snapshot(held.keys, held.net_budget) != held.snapshot:
             self._responses.drop(key)
             return None
         return await self.give(caller, held, retry)
@@ -304,7 +304,7 @@ class ResponseCache:
     async def came_before(self, caller: Caller, retry: Retry) -> bool:
         """Whether a request of this idempotency key is there, or on its way."""
         here = self._write_behind.holds_key(caller.tenant_id, retry.key)
-        return here or await self._snapshots.has_idempotency_key(caller.tenant_id, retry.key)
+        return here or await self._store.has_idempotency_key(caller.tenant_id, retry.key)
 
     def put(
         self, caller: Caller, body: bytes, keys: Keys, row: dict[str, Any], known: Stored, plan: bytes | None

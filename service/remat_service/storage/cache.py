@@ -57,7 +57,7 @@ from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
 from .seals import Claims, Floor
-from .store import Row, Snapshot, SnapshotReader, Store, StoredPlan, StoredProof
+from .store import Row, Snapshot, Store, StoredPlan, StoredProof
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
 
@@ -103,17 +103,9 @@ class LookTime:
 class Cache:
     """Looks answers up, which never writes; and clears the way for what a solve has found."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: Store,
-        claims: Claims,
-        verifier: Verifier,
-        snapshots: SnapshotReader,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, database: Database, store: Store, claims: Claims, verifier: Verifier, metrics: Metrics) -> None:
         self._database, self._store, self._claims = database, store, claims
-        self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
+        self._verifier, self._metrics = verifier, metrics
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
     async def known(
@@ -138,7 +130,7 @@ class Cache:
     async def _known(
         self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: LookTime
     ) -> Stored:
-        found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
+        found = snapshot or await self._store.snapshot(keys, problem.budget_bytes)
         unsound: list[Row] = []
         for _ in range(_MOST_LOOKS):
             plan, broken = await self._good_plan(keys, problem, found.plan)
@@ -147,7 +139,7 @@ class Cache:
             if not damaged and not narrow:
                 break
             unsound += [*damaged, *narrow]
-            found = await self._snapshots.read_without(keys, problem.budget_bytes, unsound)
+            found = await self._store.snapshot_without(keys, problem.budget_bytes, unsound)
         else:
             found, proof = Snapshot(found.plan, *(None,) * 6, found.under_way), None
             plan, broken = await self._good_plan(keys, problem, found.plan)
@@ -310,7 +302,7 @@ class Cache:
             # its own column may say what is not so, and a claim about another structure says nothing here
             if other is None or caller.key(await asyncio.to_thread(structure_digest, other)) != keys.structure:
                 continue
-            looks.append(await self._snapshots.read(replace(keys, graph=row.key), problem.budget_bytes))
+            looks.append(await self._store.snapshot(replace(keys, graph=row.key), problem.budget_bytes))
             stored = await self._nearer(row.key, other, looks[-1], problem, stored)
         if certifiable(problem.subject):
             for found in looks:

@@ -67,146 +67,6 @@ def _columns_of(net: Problem, structure_key: str) -> dict[str, Any]:
     }
 
 
-class Store:
-    """The cache's tables; every method takes the connection of the caller's transaction."""
-
-    def __init__(self, database: Database, claims: Claims) -> None:
-        self._database, self._claims = database, claims
-
-    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem, absent: bool = False) -> None:
-        """Keep the subject of a net problem, and the problem's name; what is there already stays.
-
-        Args:
-            absent: it was not there a moment ago, and is not looked for again before it is packed.
-        """
-        moment = self._database.clock.now()
-        if absent or await connection.scalar(_GRAPH_KEY, {"graph": keys.graph}) is None:
-            row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
-            await connection.execute(self._database.insert_new(graphs), row)
-        await connection.execute(
-            self._database.insert_new(problems),
-            {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": net.budget_bytes},
-        )
-
-    async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
-        """Write a graph anew whose row is damaged; what was found about it stays."""
-        row = _columns_of(net, keys.structure)
-        await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))
-
-    async def graph_row(self, connection: AsyncConnection, key: str) -> bytes | None:
-        """The packed graph."""
-        data: bytes | None = await connection.scalar(_GRAPH, {"graph": key})
-        return data
-
-    async def put_plan(
-        self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
-    ) -> tuple[str, str]:
-        """Keep a verified plan; returns its id and checksum, the older row's where the same plan is there."""
-        packed = pack(plan.to_json())
-        digest, moment = checksum(packed), self._database.clock.now()
-        row = {
-            "id": self._database.clock.new_id(),
-            "graph_key": graph_key,
-            "method_key": method_key,
-            "source": source[:100],
-            "solver": solver_version(),
-            "cost_ns": verdict.cost_ns,
-            "peak_bytes": verdict.peak_bytes,
-            "data": packed,
-            "checksum": digest,
-            "size_bytes": len(packed),
-            "created_at": moment,
-            "used_at": moment,
-        }
-        insert = self._database.insert(plans).values(row)
-        # data again: a row whose bytes were damaged is made whole by the same plan found anew
-        again = {key: row[key] for key in ("data", "cost_ns", "peak_bytes", "used_at", "size_bytes")}
-        stored: str | None = await connection.scalar(
-            insert.on_conflict_do_update(
-                index_elements=[plans.c.graph_key, plans.c.method_key, plans.c.checksum], set_=again
-            ).returning(plans.c.id)
-        )
-        assert stored is not None
-        await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
-        return stored, digest
-
-    async def put_proof(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, bound_ns: int | None, packed: bytes
-    ) -> str:
-        """Keep a checked certificate, packed; returns its id, the older row's where the same one is there."""
-        digest = checksum(packed)
-        row = {
-            "id": self._database.clock.new_id(),
-            "graph_key": graph_key,
-            "budget_bytes": net_budget,
-            "bound_ns": bound_ns,
-            "solver": solver_version(),
-            "data": packed,
-            "checksum": digest,
-            "size_bytes": len(packed),
-            "created_at": self._database.clock.now(),
-        }
-        again = {key: row[key] for key in ("data", "bound_ns", "size_bytes")}
-        stored: str | None = await connection.scalar(
-            self._database.insert(proofs)
-            .values(row)
-            .on_conflict_do_update(
-                index_elements=[proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum], set_=again
-            )
-            .returning(proofs.c.id)
-        )
-        assert stored is not None
-        return stored
-
-    async def own_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> tuple[str, int] | None:
-        """The row of the best certificate of exactly this budget, and the bound that it is said to prove."""
-        query = select(proofs.c.id, proofs.c.bound_ns).where(
-            proofs.c.graph_key == graph_key, proofs.c.budget_bytes == net_budget, proofs.c.bound_ns.is_not(None)
-        )
-        row = (await connection.execute(query.order_by(proofs.c.bound_ns.desc(), proofs.c.id).limit(1))).first()
-        return None if row is None else (row.id, row.bound_ns)
-
-    async def proof(self, connection: AsyncConnection, proof_id: str) -> StoredProof | None:
-        """A certificate by its id."""
-        row = (await connection.execute(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))).first()
-        return None if row is None else StoredProof(*row)
-
-    async def drop_proof(self, connection: AsyncConnection, row: StoredProof) -> None:
-        """Forget a certificate that proves nothing, or not what its row says, unless it was written anew meanwhile."""
-        same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
-        await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
-
-    async def plans_within(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
-    ) -> list[StoredPlan]:
-        """The plans within a budget, cheapest first; of any method where `method_key` is None."""
-        query = (
-            select(*PLAN_COLUMNS)
-            .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
-            .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
-        )
-        if method_key is not None:
-            query = query.where(plans.c.method_key == method_key)
-        return [StoredPlan._make(row) for row in (await connection.execute(query)).all()]
-
-    async def plan(self, connection: AsyncConnection, plan_id: str) -> StoredPlan | None:
-        """A plan by its id."""
-        row = (await connection.execute(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))).first()
-        return None if row is None else StoredPlan._make(row)
-
-    async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:
-        """Forget a plan that the verifier has refused, unless it was written anew meanwhile."""
-        same = plans.c.data == row.data, plans.c.cost_ns == row.cost_ns, plans.c.peak_bytes == row.peak_bytes
-        await connection.execute(delete(plans).where(plans.c.id == row.id, *same))
-
-    async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
-        """Note that they were of use, for eviction."""
-        moment = self._database.clock.now()
-        await connection.execute(update(graphs).where(graphs.c.key == graph_key).values(used_at=moment))
-        if plan_id is not None:
-            await connection.execute(update(plans).where(plans.c.id == plan_id).values(used_at=moment))
-
-
 class Snapshot(NamedTuple):
     """What a hit is put together from (see `cache.py`), and whether a solve is under way that it should join.
 
@@ -416,23 +276,156 @@ def _named(keys: Keys, net_budget: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-class SnapshotReader:
-    """Looks; never writes."""
+class Store:
+    """The cache's tables: what takes a connection works in the caller's transaction; all else is one statement."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, claims: Claims) -> None:
+        self._database, self._claims = database, claims
 
-    async def read(self, keys: Keys, net_budget: int) -> Snapshot:
+    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem, absent: bool = False) -> None:
+        """Keep the subject of a net problem, and the problem's name; what is there already stays.
+
+        Args:
+            absent: it was not there a moment ago, and is not looked for again before it is packed.
+        """
+        moment = self._database.clock.now()
+        if absent or await connection.scalar(_GRAPH_KEY, {"graph": keys.graph}) is None:
+            row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
+            await connection.execute(self._database.insert_new(graphs), row)
+        await connection.execute(
+            self._database.insert_new(problems),
+            {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": net.budget_bytes},
+        )
+
+    async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
+        """Write a graph anew whose row is damaged; what was found about it stays."""
+        row = _columns_of(net, keys.structure)
+        await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))
+
+    async def graph_row(self, connection: AsyncConnection, key: str) -> bytes | None:
+        """The packed graph."""
+        data: bytes | None = await connection.scalar(_GRAPH, {"graph": key})
+        return data
+
+    async def put_plan(
+        self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
+    ) -> tuple[str, str]:
+        """Keep a verified plan; returns its id and checksum, the older row's where the same plan is there."""
+        packed = pack(plan.to_json())
+        digest, moment = checksum(packed), self._database.clock.now()
+        row = {
+            "id": self._database.clock.new_id(),
+            "graph_key": graph_key,
+            "method_key": method_key,
+            "source": source[:100],
+            "solver": solver_version(),
+            "cost_ns": verdict.cost_ns,
+            "peak_bytes": verdict.peak_bytes,
+            "data": packed,
+            "checksum": digest,
+            "size_bytes": len(packed),
+            "created_at": moment,
+            "used_at": moment,
+        }
+        insert = self._database.insert(plans).values(row)
+        # data again: a row whose bytes were damaged is made whole by the same plan found anew
+        again = {key: row[key] for key in ("data", "cost_ns", "peak_bytes", "used_at", "size_bytes")}
+        stored: str | None = await connection.scalar(
+            insert.on_conflict_do_update(
+                index_elements=[plans.c.graph_key, plans.c.method_key, plans.c.checksum], set_=again
+            ).returning(plans.c.id)
+        )
+        assert stored is not None
+        await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
+        return stored, digest
+
+    async def put_proof(
+        self, connection: AsyncConnection, graph_key: str, net_budget: int, bound_ns: int | None, packed: bytes
+    ) -> str:
+        """Keep a checked certificate, packed; returns its id, the older row's where the same one is there."""
+        digest = checksum(packed)
+        row = {
+            "id": self._database.clock.new_id(),
+            "graph_key": graph_key,
+            "budget_bytes": net_budget,
+            "bound_ns": bound_ns,
+            "solver": solver_version(),
+            "data": packed,
+            "checksum": digest,
+            "size_bytes": len(packed),
+            "created_at": self._database.clock.now(),
+        }
+        again = {key: row[key] for key in ("data", "bound_ns", "size_bytes")}
+        stored: str | None = await connection.scalar(
+            self._database.insert(proofs)
+            .values(row)
+            .on_conflict_do_update(
+                index_elements=[proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum], set_=again
+            )
+            .returning(proofs.c.id)
+        )
+        assert stored is not None
+        return stored
+
+    async def own_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> tuple[str, int] | None:
+        """The row of the best certificate of exactly this budget, and the bound that it is said to prove."""
+        query = select(proofs.c.id, proofs.c.bound_ns).where(
+            proofs.c.graph_key == graph_key, proofs.c.budget_bytes == net_budget, proofs.c.bound_ns.is_not(None)
+        )
+        row = (await connection.execute(query.order_by(proofs.c.bound_ns.desc(), proofs.c.id).limit(1))).first()
+        return None if row is None else (row.id, row.bound_ns)
+
+    async def proof(self, connection: AsyncConnection, proof_id: str) -> StoredProof | None:
+        """A certificate by its id."""
+        row = (await connection.execute(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))).first()
+        return None if row is None else StoredProof(*row)
+
+    async def drop_proof(self, connection: AsyncConnection, row: StoredProof) -> None:
+        """Forget a certificate that proves nothing, or not what its row says, unless it was written anew meanwhile."""
+        same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
+        await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
+
+    async def plans_within(
+        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
+    ) -> list[StoredPlan]:
+        """The plans within a budget, cheapest first; of any method where `method_key` is None."""
+        query = (
+            select(*PLAN_COLUMNS)
+            .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
+            .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
+        )
+        if method_key is not None:
+            query = query.where(plans.c.method_key == method_key)
+        return [StoredPlan._make(row) for row in (await connection.execute(query)).all()]
+
+    async def plan(self, connection: AsyncConnection, plan_id: str) -> StoredPlan | None:
+        """A plan by its id."""
+        row = (await connection.execute(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))).first()
+        return None if row is None else StoredPlan._make(row)
+
+    async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:
+        """Forget a plan that the verifier has refused, unless it was written anew meanwhile."""
+        same = plans.c.data == row.data, plans.c.cost_ns == row.cost_ns, plans.c.peak_bytes == row.peak_bytes
+        await connection.execute(delete(plans).where(plans.c.id == row.id, *same))
+
+    async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
+        """Note that they were of use, for eviction."""
+        moment = self._database.clock.now()
+        await connection.execute(update(graphs).where(graphs.c.key == graph_key).values(used_at=moment))
+        if plan_id is not None:
+            await connection.execute(update(plans).where(plans.c.id == plan_id).values(used_at=moment))
+
+    async def snapshot(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
         return _read(await self._database.first(_SNAPSHOT, **_named(keys, net_budget)))
 
-    async def read_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
+    async def snapshot_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
         """The same, and the stored bytes of the graph."""
         row = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget))
         assert row is not None
         return _read(row), row[-1]
 
-    async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
+    async def snapshot_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
         """The same if some rows were not there, and so no effort either, which may have rested on them."""
         return _read(await self._database.first(_snapshot(without), **_named(keys, net_budget)))
 
