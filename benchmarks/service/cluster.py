@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from benchmarks.harness.postgres import PrivatePostgres
 from benchmarks.harness.table import Report
 from benchmarks.service.crowd import Processes, in_thread, many
-from remat_service.context import build_context
+from remat_service.context import Context
 from remat_service.settings import Settings
 from remat_service.solving.cluster import Fleet
 from remat_service.storage.queue import Claimed
@@ -153,7 +153,7 @@ async def depth(folder: Path, options: argparse.Namespace) -> None:
     with PrivatePostgres() as postgres, Report("A long queue", columns, options.out) as report:
         connections = await _connections(folder, postgres.url)
         key = SecretStr(secrets.token_hex(32))
-        context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster", seal_key=key))
+        context = Context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster", seal_key=key))
         fleet = Fleet(context)
         context.queue.carry = fleet.carry
         for queued in (100, 1_000, 10_000):

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.cli import app
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
@@ -159,7 +159,7 @@ def test_a_worker_stops_and_gives_its_solve_back(server: Service, workers: Worke
 
 
 async def _context(url: str) -> Context:
-    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
+    context = Context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
     await migrate(context.database)
     context.queue.carry = Fleet(context).carry
     return context

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service.context import build_context
+from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
@@ -181,7 +181,7 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
         url = f"sqlite:///{tmp_path}/twice.sqlite"
         if "postgresql" in deployed.url:
             url = stack.enter_context(fresh_database(deployed.url))
-        context = build_context(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
+        context = Context(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
         try:
             await migrate(context.database)
             async with context.database.write() as connection:
@@ -205,4 +205,4 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
 def test_a_cluster_needs_postgresql(tmp_path: Path) -> None:
     """The fourth combination is refused with a sentence."""
     with pytest.raises(ValueError, match="needs a postgresql"):
-        build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))
+        Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))

@@ -25,7 +25,7 @@ from sqlalchemy import event
 
 from remat_ir import Problem, plain_peak
 from remat_service.clock import SYSTEM
-from remat_service.context import build_context
+from remat_service.context import Context
 from remat_service.identity import Caller
 from remat_service.requests.completion import look
 from remat_service.settings import Settings
@@ -171,7 +171,7 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.thorough
 async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
     """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
-    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/s.sqlite")))
+    context = Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/s.sqlite")))
     await migrate(context.database)
     async with context.database.write() as connection:
         caller = await default_caller(connection)

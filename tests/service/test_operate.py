@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import func, select, update
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.settings import Settings
 from remat_service.storage.database import migrate
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
@@ -207,7 +207,7 @@ async def _hits(context: Context, count: int, days: float) -> None:
 async def test_rows_of_hits_go_after_a_day_and_count(tmp_path: Path) -> None:
     """Older than their own setting they go; within it they count in the store's bytes, and go before any plan."""
     url = SecretStr(f"sqlite:///{tmp_path}/s.sqlite")
-    context = build_context(Settings(database_url=url, store_bytes=5 * HIT_BYTES))
+    context = Context(Settings(database_url=url, store_bytes=5 * HIT_BYTES))
     await migrate(context.database)
 
     async def left() -> int:

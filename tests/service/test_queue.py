@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from sqlalchemy import func, select, text, update
 
 from remat_ir import Problem, plain_peak
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.errors import RateLimited
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
@@ -28,7 +28,7 @@ from service.serving import training_graph
 @pytest.fixture
 async def context(url: str) -> AsyncIterator[Context]:
     """A process of the service over it, which solves nothing by itself."""
-    made = build_context(Settings(database_url=SecretStr(url), stale_after_s=3, heartbeat_s=0.5))
+    made = Context(Settings(database_url=SecretStr(url), stale_after_s=3, heartbeat_s=0.5))
     await migrate(made.database)
     try:
         yield made
@@ -236,7 +236,7 @@ async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(context: Conte
 
 async def test_quotas_are_exact_between_servers(url: str) -> None:
     """Twelve POSTs at once through two servers, three allowed: three are queued, nine refused."""
-    servers = [build_context(Settings(database_url=SecretStr(url))) for _ in range(2 if "postgresql" in url else 1)]
+    servers = [Context(Settings(database_url=SecretStr(url))) for _ in range(2 if "postgresql" in url else 1)]
     try:
         for server in servers:
             await migrate(server.database)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from remat_ir import Graph, Problem, plain_peak
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.identity import Caller, Retry
 from remat_service.memory import Lru
 from remat_service.requests.parse import Ask
@@ -189,7 +189,7 @@ def test_lru_is_bounded() -> None:
 @pytest.fixture
 async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str, Any]]]:
     """A context of its own, a caller, and a row of a request with an idempotency key that is in its database."""
-    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/rows.sqlite")))
+    context = Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/rows.sqlite")))
     try:
         await migrate(context.database)
         async with context.database.write() as connection:

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from sqlalchemy import update
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.errors import Unavailable
 from remat_service.identity import Caller
 from remat_service.requests.parse import Ask
@@ -27,7 +27,7 @@ from service.test_tenants import Tenant, cli
 @pytest.fixture
 async def context(url: str) -> AsyncIterator[Context]:
     """A process of the service over it, with room for four in the queue."""
-    made = build_context(Settings(database_url=SecretStr(url), most_queued=4))
+    made = Context(Settings(database_url=SecretStr(url), most_queued=4))
     await migrate(made.database)
     try:
         yield made

@@ -18,7 +18,7 @@ import typer
 from sqlalchemy import URL, delete, func, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..context import Context, build_context
+from ..context import Context
 from ..errors import Invalid, ServiceError
 from ..requests import operate
 from ..requests.completion import cancel_solve
@@ -100,7 +100,7 @@ def in_context(work: Callable[[Context], Awaitable[T]]) -> T:
 
     async def run() -> T:
         async with opened(Settings()) as (database, _):
-            context = build_context(Settings(), database)
+            context = Context(Settings(), database)
             async with database.read() as connection:
                 await check_key(connection, context.seals)
             return await work(context)

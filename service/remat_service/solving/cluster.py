@@ -27,7 +27,7 @@ from procrastinate.manager import JobManager
 from prometheus_client import start_http_server
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..context import Context, build_context
+from ..context import Context
 from ..notify import libpq_url
 from ..outage import Outage
 from ..requests.completion import housekeeping
@@ -150,7 +150,7 @@ async def _forget_jobs_of_the_dead(manager: JobManager, stale_after_s: float) ->
 
 async def work(settings: Settings, metrics_port: int = 0) -> None:
     """Run until SIGTERM or SIGINT; solves under way are given back to the queue within `drain_s`."""
-    context = build_context(settings)
+    context = Context(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

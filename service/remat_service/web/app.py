@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from remat_ir import ANSWER, InvalidData, InvalidPlan
 from remat_ir.schema import Document, OneOf, with_nested
 
-from ..context import Context, build_context
+from ..context import Context
 from ..errors import ServiceError, Unavailable
 from ..outage import what_fails
 from ..requests.batches import BATCH_REQUEST, BatchSearches
@@ -51,7 +51,7 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service as an application; its lifespan opens the database and starts the dispatcher."""
     settings = settings or Settings()
-    context = build_context(settings)
+    context = Context(settings)
     app = FastAPI(
         title="remat",
         version="1",

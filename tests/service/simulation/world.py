@@ -20,7 +20,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import DBAPIError
 
 from remat_ir import Answer, Status, verify
-from remat_service.context import Context, build_context
+from remat_service.context import Context
 from remat_service.errors import Conflict, NotFound, RateLimited, Unavailable
 from remat_service.identity import Caller, Retry
 from remat_service.requests import read
@@ -62,7 +62,7 @@ class Process:
         )
         database.engine.sync_engine.update_execution_options(compiled_cache=_COMPILED)
         self.children = Children(settings, world.dice)
-        self.context: Context = build_context(settings, database, self.children)
+        self.context = Context(settings, database, self.children)
         self.context.name = name
         self.context.notifier.relay = partial(world.relay, self)
         self.dispatcher = Dispatcher(self.context)
