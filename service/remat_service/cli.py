@@ -12,17 +12,20 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from .commands.operate import solves_app, store_app
+from .commands import operate
 from .commands.tenants import groups_app, keys_app, tenants_app
 from .errors import ServiceError
 from .processes.sandbox import hide
 from .settings import Settings
+from .tenants.keys import acts
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")]
+Workers = Annotated[int | None, typer.Option(help="Solves run at once.")]
 
 
 def _version(asked: bool) -> None:
@@ -44,12 +47,12 @@ def root(
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one and prints it.")] = None,
-    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
-    workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
+    database_url: DatabaseUrl = None,
+    workers: Workers = None,
 ) -> None:
     """Run the service until a signal; the line `remat-service ready on URL` says where."""
     settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
-    from .telemetry import set_up_logs
+    from .telemetry import set_up_logs  # what is wrong with the settings is said before the imports take their time
     from .web.server import serve as run
 
     set_up_logs(settings.log_level, settings.log_format)
@@ -59,7 +62,7 @@ def serve(
 @app.command()
 def worker(
     database_url: Annotated[str | None, typer.Option(help="postgresql://…, shared with the servers.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
+    workers: Workers = None,
     metrics_port: Annotated[int, typer.Option(help="Port for Prometheus metrics; 0 for none.")] = 0,
 ) -> None:
     """Run a worker, which solves what servers queue, until a signal."""
@@ -72,13 +75,9 @@ def worker(
 
 
 @app.command()
-def migrate(
-    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
-) -> None:
+def migrate(database_url: DatabaseUrl = None) -> None:
     """Bring the database's schema up to date."""
-    from .commands.operate import upgrade as run
-
-    run(_settings(database_url=database_url))
+    operate.upgrade(_settings(database_url=database_url))
 
 
 @app.command()
@@ -92,9 +91,7 @@ def openapi() -> None:
 @app.command()
 def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
     """Copy a SQLite database, also while a service runs on it."""
-    from .commands.operate import backup as run
-
-    run(target)
+    operate.backup(target)
 
 
 @app.command()
@@ -124,10 +121,7 @@ def history(
     limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100,
 ) -> None:
     """Print who has changed tenants, keys, groups or the store: one JSON object per line, oldest first."""
-    from .commands.operate import in_database
-    from .tenants.keys import acts
-
-    for row in in_database(lambda connection: acts(connection, limit)):
+    for row in operate.in_database(lambda connection: acts(connection, limit)):
         typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
 
 
@@ -137,16 +131,14 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
 ) -> None:
     """Show who works, what waits and runs of each tenant, and the store, until it is interrupted."""
-    from .commands.operate import top as run
-
-    run(every, 1 if once else 0)
+    operate.top(every, 1 if once else 0)
 
 
-app.add_typer(store_app, name="store")
+app.add_typer(operate.store_app, name="store")
 app.add_typer(groups_app, name="groups")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
-app.add_typer(solves_app, name="solves")
+app.add_typer(operate.solves_app, name="solves")
 
 
 def _settings(**given: Any) -> Settings:
