@@ -40,9 +40,6 @@ class Lru(Generic[K, V]):
         """Forget what is held under a key, if anything is."""
         self.size -= self._held.pop(key, (None, 0))[1]
 
-    def __len__(self) -> int:
-        return len(self._held)
-
 
 class KeyedLocks:
     """A lock a key, for as long as somebody holds or awaits it."""

@@ -89,9 +89,6 @@ class Notifier:
         """What is listened to."""
         return frozenset(self._listeners)
 
-    def __len__(self) -> int:
-        return len(self._listeners)
-
 
 class PostgresRelay:
     """Sends keys out in small batches and wakes for those that come in. For a lost note there is a poller."""

@@ -82,15 +82,15 @@ async def test_listening_leaves_nothing_behind() -> None:
         assert not await second.wait(0)
         notifier.notify("b")
         assert await second.wait(1)
-        assert len(notifier) == 2
-    assert len(notifier) == 0
+        assert len(notifier.keys()) == 2
+    assert len(notifier.keys()) == 0
     task = asyncio.create_task(_listen(notifier))
     await asyncio.sleep(0)
-    assert len(notifier) == 1
+    assert len(notifier.keys()) == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len(notifier) == 0
+    assert len(notifier.keys()) == 0
 
 
 async def _listen(notifier: Notifier) -> None:

@@ -112,7 +112,6 @@ class Verifier:
         self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 2)
         self._checks: dict[tuple[str, int, str], asyncio.Task[CheckedProof | None]] = {}
         self._byte_s = 0.0
-        self.rejections = 0
 
     async def graph(
         self, key: str, packed: bytes, key_of: Callable[[str], str], expected: Subject | None = None
@@ -128,7 +127,6 @@ class Verifier:
             try:
                 found = await _run(len(packed), _read_graph, packed, key, key_of, expected)
             except (ValueError, InvalidData):
-                self.rejections += 1
                 return None
             self._graphs.put(stored, found, 1)
         return found
@@ -151,7 +149,6 @@ class Verifier:
         try:
             text = await _run(len(packed), _verified_text, packed, problem, claimed)
         except (ValueError, InvalidData, InvalidPlan):
-            self.rejections += 1
             return None
         self._plans.put((graph_key, digest), (claimed, text), len(text) + 500)
         return text
@@ -204,7 +201,6 @@ class Verifier:
         try:
             found = await _run(len(packed) * 8, _check_proof, problem, packed)
         except (ValueError, TypeError, InvalidData, InvalidPlan):
-            self.rejections += 1
             return None
         finally:
             self._byte_s = (time.monotonic() - begun) / max(len(packed), _SMALL_BYTES)
@@ -236,7 +232,6 @@ class Verifier:
         try:
             return read_plan(await _run(len(packed), unpack, packed))
         except (ValueError, InvalidData):
-            self.rejections += 1
             return None
 
     async def verify(self, problem: Problem, plan: AnyPlan) -> Verdict:

@@ -11,7 +11,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -139,13 +138,13 @@ class Callers:
             return caller
 
     async def _look_up(self, key: str | None, tenant: str | None) -> Caller:
-        bearer = await self._tokens.verify(key) if key is not None and self._tokens.takes(key) else None
+        groups = await self._tokens.verify(key) if key is not None and self._tokens.takes(key) else None
         async with self._context.database.read(brief=True) as connection:
             if key is None:
                 return await default_caller(connection)
-            if bearer is None:
+            if groups is None:
                 return await caller_by_key(connection, key)
-            return await caller_by_groups(connection, bearer.groups, tenant)
+            return await caller_by_groups(connection, groups, tenant)
 
     def _remembered(self, name: tuple[str, str | None]) -> Caller | None:
         found = self._known.get(name)
@@ -198,14 +197,6 @@ def admit(request: Request, admission: Admission, caller: Caller) -> None:
     request.scope.setdefault(ADMITTED, []).append(partial(admission.leave, caller.tenant_id))
 
 
-@dataclass(frozen=True)
-class Bearer:
-    """What a verified token says: the provider's groups that its subject is in, and who it is."""
-
-    subject: str
-    groups: tuple[str, ...]
-
-
 class Tokens:
     """Verifies tokens of one issuer for one audience."""
 
@@ -228,8 +219,8 @@ class Tokens:
         """Whether this is a token for us to verify, rather than an API key."""
         return bool(self._issuer) and token.count(".") == 2
 
-    async def verify(self, token: str) -> Bearer:
-        """Who a token speaks for.
+    async def verify(self, token: str) -> tuple[str, ...]:
+        """The provider's groups that the subject of a token is in.
 
         Raises:
             Unauthorized: malformed, expired, for another audience, of another issuer, or not signed by it; one message.
@@ -253,7 +244,7 @@ class Tokens:
             raise Unauthorized("this token is not valid") from None
         groups = claims.get(self._claim, [])
         named = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
-        return Bearer(str(claims["sub"])[:200], tuple(group for group in named if isinstance(group, str)))
+        return tuple(group for group in named if isinstance(group, str))
 
     async def _key(self, header: dict[str, Any]) -> Any:
         """The key of a token: at once where it is known, unless all keys are old and the provider has not failed.
