@@ -1,15 +1,24 @@
-"""PostgreSQL for the tests: the one that is there, or a private one; never skipped in silence."""
+"""Databases for the tests, and a process of the service over one.
+
+PostgreSQL is the one that is there, or a private one; never skipped in silence.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import psycopg
 from benchmarks.harness.postgres import PrivatePostgres
 from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+
+from remat_service.context import Context
+from remat_service.settings import Settings
+from remat_service.storage.database import migrate
 
 DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
 
@@ -37,6 +46,19 @@ def fresh_database(server: str) -> Iterator[str]:
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@asynccontextmanager
+async def process(url: str, **settings: Any) -> AsyncIterator[Context]:
+    """A process of the service over a database, which it has brought up to date, and which solves nothing by itself."""
+    context = Context(Settings(database_url=SecretStr(url), **settings))
+    try:
+        await migrate(context.database)
+        yield context
+    finally:
+        await context.supervisor.close()
+        await context.write_behind.close()
+        await context.database.close()
 
 
 def _answers(url: str) -> bool:

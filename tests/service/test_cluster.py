@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from remat_ir import Problem, budget_at, plain_peak
@@ -25,11 +25,9 @@ from remat_service.cli import app
 from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
-from remat_service.settings import Settings
 from remat_service.solving.cluster import Fleet
-from remat_service.storage.database import migrate
 from remat_service.tenants.keys import default_caller
-from service.database import PrivatePostgres, fresh_database, postgres
+from service.database import PrivatePostgres, fresh_database, postgres, process
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
@@ -158,29 +156,28 @@ def test_a_worker_stops_and_gives_its_solve_back(server: Service, workers: Worke
     assert checked(problem, data).cost_ns <= posted["cost_ns"]
 
 
-async def _context(url: str) -> Context:
-    context = Context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
-    await migrate(context.database)
-    context.queue.carry = Fleet(context).carry
-    return context
+@asynccontextmanager
+async def _in_cluster(url: str) -> AsyncIterator[Context]:
+    """A process whose misses are carried to workers."""
+    async with process(url, dispatcher="cluster", **SHORT) as context:
+        context.queue.carry = Fleet(context).carry
+        yield context
 
 
 async def _held_open(url: str, seconds: float, problem: Problem) -> str:
     """A miss whose transaction is open for so long after its row is there; the request's id."""
-    context = await _context(url)
-    put = context.queue.put
+    async with _in_cluster(url) as context:
+        put = context.queue.put
 
-    async def slow(connection: Any, values: Any) -> str | None:
-        found = await put(connection, values)
-        await asyncio.sleep(seconds)
-        return found
+        async def slow(connection: Any, values: Any) -> str | None:
+            found = await put(connection, values)
+            await asyncio.sleep(seconds)
+            return found
 
-    context.queue.put = slow
-    async with context.database.write() as connection:
-        caller = await default_caller(connection)
-    request_id = await Submission(context, caller, Ask(problem, time_limit_s=5, method="checkpoint-all")).submit()
-    await context.database.close()
-    return request_id
+        context.queue.put = slow
+        async with context.database.write() as connection:
+            caller = await default_caller(connection)
+        return await Submission(context, caller, Ask(problem, time_limit_s=5, method="checkpoint-all")).submit()
 
 
 @pytest.mark.thorough
@@ -387,8 +384,7 @@ def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
 @pytest.mark.thorough
 async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
     """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
-    context = await _context(url)
-    try:
+    async with _in_cluster(url) as context:
         async with context.database.write() as connection:
             caller = await default_caller(connection)
         await Submission(context, caller, Ask(_small(0), time_limit_s=5)).submit()
@@ -398,5 +394,3 @@ async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
             assert await Fleet(context).once() == (0, 0)
         assert await Fleet(context).once() == (0, 1)
         assert await Fleet(context).once() == (0, 0)
-    finally:
-        await context.database.close()

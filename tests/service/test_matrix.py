@@ -21,10 +21,9 @@ from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.run import execute
-from remat_service.storage.database import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
-from service.database import PrivatePostgres, fresh_database
+from service.database import PrivatePostgres, fresh_database, process
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
@@ -181,9 +180,7 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
         url = f"sqlite:///{tmp_path}/twice.sqlite"
         if "postgresql" in deployed.url:
             url = stack.enter_context(fresh_database(deployed.url))
-        context = Context(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
-        try:
-            await migrate(context.database)
+        async with process(url, dispatcher=deployed.dispatcher) as context:
             async with context.database.write() as connection:
                 caller = await default_caller(connection)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
@@ -197,9 +194,6 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
             async with context.database.read() as connection:
                 assert len((await connection.execute(select(plans.c.id))).all()) == 1
                 assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
-        finally:
-            await context.supervisor.close()
-            await context.database.close()
 
 
 def test_a_cluster_needs_postgresql(tmp_path: Path) -> None:

@@ -20,20 +20,17 @@ import pytest
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from pydantic import SecretStr
 from sqlalchemy import event
 
 from remat_ir import Problem, plain_peak
 from remat_service.clock import SYSTEM
-from remat_service.context import Context
 from remat_service.identity import Caller
 from remat_service.requests.completion import look
-from remat_service.settings import Settings
-from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests
 from remat_service.telemetry import Metrics
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
+from service.database import process
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
@@ -171,39 +168,39 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.thorough
 async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
     """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
-    context = Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/s.sqlite")))
-    await migrate(context.database)
-    async with context.database.write() as connection:
-        caller = await default_caller(connection)
-        await connection.execute(requests.insert().values(_waiting(caller)))
-    asked: list[str] = []
-    event.listen(context.database.engine.sync_engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    async with process(f"sqlite:///{tmp_path}/s.sqlite") as context:
+        async with context.database.write() as connection:
+            caller = await default_caller(connection)
+            await connection.execute(requests.insert().values(_waiting(caller)))
+        asked: list[str] = []
+        event.listen(
+            context.database.engine.sync_engine, "before_cursor_execute", lambda *given: asked.append(given[2])
+        )
 
-    async def who() -> Caller:
-        return caller
+        async def who() -> Caller:
+            return caller
 
-    ends: list[bytes] = []
+        ends: list[bytes] = []
 
-    async def watch() -> None:
-        ends.extend([chunk async for chunk in event_stream(context, who, "a" * 32, 0) if b"event: end" in chunk])
+        async def watch() -> None:
+            ends.extend([chunk async for chunk in event_stream(context, who, "a" * 32, 0) if b"event: end" in chunk])
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(40):
-            group.create_task(watch())
-        await asyncio.sleep(1.5)
-        seen = await look(context, {})
-        await asyncio.sleep(1.5)
-        asked.clear()
-        await asyncio.sleep(2.5)
-        quiet = [text for text in asked if text.startswith("SELECT")]
-        assert quiet == []
-        assert await look(context, seen) == seen
-        assert len([text for text in asked if text.startswith("SELECT")]) == 1
-        async with context.database.write() as connection:  # by another process, whose note is lost
-            await connection.execute(requests.update().values(ended=True))
-        await look(context, seen)
-    assert len(ends) == 40
-    await context.database.close()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(40):
+                group.create_task(watch())
+            await asyncio.sleep(1.5)
+            seen = await look(context, {})
+            await asyncio.sleep(1.5)
+            asked.clear()
+            await asyncio.sleep(2.5)
+            quiet = [text for text in asked if text.startswith("SELECT")]
+            assert quiet == []
+            assert await look(context, seen) == seen
+            assert len([text for text in asked if text.startswith("SELECT")]) == 1
+            async with context.database.write() as connection:  # by another process, whose note is lost
+                await connection.execute(requests.update().values(ended=True))
+            await look(context, seen)
+        assert len(ends) == 40
 
 
 def _waiting(caller: Caller) -> dict[str, Any]:

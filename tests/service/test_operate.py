@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import func, select, update
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import Context
-from remat_service.settings import Settings
-from remat_service.storage.database import migrate
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
+from service.database import process
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -206,15 +204,12 @@ async def _hits(context: Context, count: int, days: float) -> None:
 @pytest.mark.thorough
 async def test_rows_of_hits_go_after_a_day_and_count(tmp_path: Path) -> None:
     """Older than their own setting they go; within it they count in the store's bytes, and go before any plan."""
-    url = SecretStr(f"sqlite:///{tmp_path}/s.sqlite")
-    context = Context(Settings(database_url=url, store_bytes=5 * HIT_BYTES))
-    await migrate(context.database)
+    async with process(f"sqlite:///{tmp_path}/s.sqlite", store_bytes=5 * HIT_BYTES) as context:
 
-    async def left() -> int:
-        async with context.database.read() as connection:
-            return int(await connection.scalar(select(func.count()).select_from(requests)) or 0)
+        async def left() -> int:
+            async with context.database.read() as connection:
+                return int(await connection.scalar(select(func.count()).select_from(requests)) or 0)
 
-    try:
         await _hits(context, 3, days=2)
         await _hits(context, 8, days=0.5)
         async with context.database.read() as connection:
@@ -226,5 +221,3 @@ async def test_rows_of_hits_go_after_a_day_and_count(tmp_path: Path) -> None:
         await _hits(context, 1, days=2)
         await evict(context.database, context.settings, context.metrics)
         assert 4 <= await left() <= 5  # a sweep's own rows stay as long as others do
-    finally:
-        await context.database.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import func, select, text, update
 
 from remat_ir import Problem, plain_peak
@@ -18,22 +18,18 @@ from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.record import Outcome, SolveRecord, read_claim
-from remat_service.storage.database import migrate
 from remat_service.storage.queue import Claimed, LostClaim
 from remat_service.storage.tables import events, solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of, default_caller
+from service.database import process
 from service.serving import training_graph
 
 
 @pytest.fixture
 async def context(url: str) -> AsyncIterator[Context]:
     """A process of the service over it, which solves nothing by itself."""
-    made = Context(Settings(database_url=SecretStr(url), stale_after_s=3, heartbeat_s=0.5))
-    await migrate(made.database)
-    try:
+    async with process(url, stale_after_s=3, heartbeat_s=0.5) as made:
         yield made
-    finally:
-        await made.database.close()
 
 
 async def _queued(context: Context, count: int, tenant: str = "default", priority: int = 0) -> list[str]:
@@ -236,10 +232,9 @@ async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(context: Conte
 
 async def test_quotas_are_exact_between_servers(url: str) -> None:
     """Twelve POSTs at once through two servers, three allowed: three are queued, nine refused."""
-    servers = [Context(Settings(database_url=SecretStr(url))) for _ in range(2 if "postgresql" in url else 1)]
-    try:
-        for server in servers:
-            await migrate(server.database)
+    async with AsyncExitStack() as stack:
+        count = 2 if "postgresql" in url else 1
+        servers = [await stack.enter_async_context(process(url)) for _ in range(count)]
         async with servers[0].database.write() as connection:
             caller = await default_caller(connection)
             await connection.execute(update(tenants).values(most_queued=3))
@@ -251,9 +246,6 @@ async def test_quotas_are_exact_between_servers(url: str) -> None:
         assert sum(isinstance(found, RateLimited) for found in taken) == 9
         async with servers[0].database.read() as connection:
             assert await connection.scalar(select(func.count()).select_from(solves)) == 3
-    finally:
-        for server in servers:
-            await server.database.close()
 
 
 def test_silence_outlasts_a_heartbeat() -> None:

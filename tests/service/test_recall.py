@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from remat_ir import Graph, Problem, plain_peak
 from remat_service.context import Context
@@ -18,10 +17,9 @@ from remat_service.memory import Lru
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
-from remat_service.settings import Settings
-from remat_service.storage.database import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
+from service.database import process
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 
 
@@ -189,9 +187,7 @@ def test_lru_is_bounded() -> None:
 @pytest.fixture
 async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str, Any]]]:
     """A context of its own, a caller, and a row of a request with an idempotency key that is in its database."""
-    context = Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/rows.sqlite")))
-    try:
-        await migrate(context.database)
+    async with process(f"sqlite:///{tmp_path}/rows.sqlite") as context:
         async with context.database.write() as connection:
             caller = await default_caller(connection)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
@@ -199,9 +195,6 @@ async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str
         found = dict((await find_request(context, caller, request_id))._mapping)
         columns = {column.name for column in requests.columns}
         yield context, caller, {name: value for name, value in found.items() if name in columns}
-    finally:
-        await context.write_behind.close()
-        await context.database.close()
 
 
 @pytest.mark.thorough

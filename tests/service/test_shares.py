@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import update
 
 from remat_ir import Problem, budget_at, plain_peak
@@ -16,10 +15,9 @@ from remat_service.identity import Caller
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
-from remat_service.settings import Settings
-from remat_service.storage.database import migrate
 from remat_service.storage.tables import solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
+from service.database import process
 from service.serving import eventually, hard_graph, serving, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -27,12 +25,8 @@ from service.test_tenants import Tenant, cli
 @pytest.fixture
 async def context(url: str) -> AsyncIterator[Context]:
     """A process of the service over it, with room for four in the queue."""
-    made = Context(Settings(database_url=SecretStr(url), most_queued=4))
-    await migrate(made.database)
-    try:
+    async with process(url, most_queued=4) as made:
         yield made
-    finally:
-        await made.database.close()
 
 
 async def _tenant(context: Context, name: str, weight: float = 1.0) -> Caller:
