@@ -36,29 +36,47 @@ def first_line(error: BaseException) -> str:
 
 
 class Outage:
-    """One loop's view of the database.
+    """One loop's view of the database; as a context, it goes round one round of the loop and lets no error out.
 
     Args:
         log: where it is said.
         what: fails meanwhile.
+        passes: an error that is no failure, and is let out.
+        about: what is said with it.
+
+    Attributes:
+        failing: whether the last round has failed.
     """
 
-    def __init__(self, log: Any, what: str) -> None:
-        self._log, self._what = log, what
-        self._lasts = False
+    def __init__(self, log: Any, what: str, passes: type[Exception] | tuple[()] = (), **about: object) -> None:
+        self._log, self._what, self._passes, self._about = log, what, passes, about
+        self._lasts = self.failing = False
 
-    def failed(self, error: BaseException, **about: object) -> None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            self.over()
+        elif isinstance(error, self._passes) or not isinstance(error, Exception):
+            return False
+        else:
+            self.failed(error)
+        return True
+
+    def failed(self, error: Exception) -> None:
         """A round has failed and is tried again: an outage is said once, any other error with its traceback."""
+        self.failing = True
         if not is_outage(error):
-            self._log.exception(f"{self._what} failed; trying again", **about)
+            self._log.exception(f"{self._what} failed; trying again", **self._about)
         elif not self._lasts:
             self._lasts = True
-            self._log.warning(
-                f"{self._what} fails while the database does not answer; trying again", error=first_line(error), **about
-            )
+            said = f"{self._what} fails while the database does not answer; trying again"
+            self._log.warning(said, error=first_line(error), **self._about)
 
     def over(self) -> None:
         """A round has come to its end."""
+        self.failing = False
         if self._lasts:
             self._lasts = False
             self._log.info(f"{self._what} goes on: the database answers again")

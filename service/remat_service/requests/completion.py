@@ -160,16 +160,13 @@ async def housekeeping(context: Context) -> None:
     """Evict by age and bytes, and end requests that have waited too long, for ever."""
     evicted, outage = -float("inf"), Outage(log, "housekeeping")
     while not context.stopping:
-        try:
+        with outage:
             await expire_queued(context)
             if context.clock.monotonic() - evicted >= context.settings.housekeeping_s:
                 await evict(context.database, context.settings, context.metrics)
                 async with context.database.write() as connection:
                     context.metrics.evicted.labels("request").inc(await trim_requests(connection))
                 evicted = context.clock.monotonic()
-            outage.over()
-        except Exception as error:
-            outage.failed(error)
         await asyncio.sleep(min(context.settings.housekeeping_s, 5.0))
 
 
@@ -202,11 +199,8 @@ async def poll(context: Context) -> None:
     seen: dict[str, State] = {}
     outage = Outage(log, "looking for lost notes")
     while not context.stopping:
-        try:
+        with outage:
             seen = await look(context, seen)
-            outage.over()
-        except Exception as error:
-            outage.failed(error)
         await asyncio.sleep(_POLL_S)
 
 

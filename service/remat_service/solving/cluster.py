@@ -79,10 +79,10 @@ class Fleet:
             await context.supervisor.warm()
         outage = Outage(log, "taking jobs")
         while not context.stopping:
-            try:
+            with outage:
                 async with self._app().open_async() as app:
                     await _forget_jobs_of_the_dead(app.job_manager, context.settings.stale_after_s)
-                    outage.over()
+                    outage.over()  # it goes on for as long as the worker does
                     upkeep = asyncio.create_task(self.upkeep(app.job_manager))
                     try:
                         await app.run_worker_async(
@@ -98,21 +98,14 @@ class Fleet:
                         )
                     finally:
                         upkeep.cancel()
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                outage.failed(error)
             await asyncio.sleep(_AGAIN_S)
 
     async def upkeep(self, manager: JobManager) -> None:
         """Take over from dead workers and defer missing jobs, for ever, apart from the slots of the solves."""
         outage = Outage(log, "upkeep of the queue")
         while True:
-            try:
+            with outage:
                 await self.round(manager)
-                outage.over()
-            except Exception as error:
-                outage.failed(error)
             await asyncio.sleep(_LOOK_S)
 
     async def round(self, manager: JobManager) -> tuple[int, int]:

@@ -131,12 +131,10 @@ class Dispatcher:
         with context.notifier.subscribe("queue") as changes:
             while not context.stopping:
                 changes.reset()
-                try:
+                with outage:
                     context.metrics.taken_over.inc(await context.queue.take_over())
                     idle = 0 if await self._take() else idle + 1
-                    outage.over()
-                except Exception as error:
-                    outage.failed(error)
+                if outage.failing:
                     await asyncio.sleep(_LOOK_S)
                 if not await changes.wait(_LOOK_S):
                     idle = 0

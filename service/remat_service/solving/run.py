@@ -54,20 +54,17 @@ class Monitor:
     async def watch(self) -> None:
         """Look whenever something about the solve has changed, and now and then."""
         context, claim = self._context, self._claim
-        outage = Outage(log, "looking at the open requests")
-        with context.notifier.subscribe(claim.id) as changes:
-            while True:
-                await changes.wait(_TICK_S)
-                await asyncio.sleep(_PAUSE_S)
-                changes.reset()
-                try:
-                    await self._review()
-                    outage.over()
-                except LostClaim:
-                    self._run.child.signal(signal.SIGKILL)
-                    return
-                except Exception as error:
-                    outage.failed(error, solve=claim.id)
+        outage = Outage(log, "looking at the open requests", LostClaim, solve=claim.id)
+        try:
+            with context.notifier.subscribe(claim.id) as changes:
+                while True:
+                    await changes.wait(_TICK_S)
+                    await asyncio.sleep(_PAUSE_S)
+                    changes.reset()
+                    with outage:
+                        await self._review()
+        except LostClaim:
+            self._run.child.signal(signal.SIGKILL)
 
     async def _review(self) -> None:
         """End requests that want no more than there is by now; stop the child when nobody wants anything."""
@@ -120,19 +117,16 @@ class SolveRun:
                 await beating
 
     async def _beat(self) -> None:
-        context, outage = self.context, Outage(log, "signs of life")
-        while True:
-            await asyncio.sleep(context.settings.heartbeat_s)
-            try:
-                await context.queue.beat(self.claim, self.record.spent())
-                outage.over()
-            except LostClaim:
-                self.record.lost = True
-                if self._child is not None:
-                    self._child.signal(signal.SIGKILL)
-                return
-            except Exception as error:
-                outage.failed(error, solve=self.claim.id)
+        outage = Outage(log, "signs of life", LostClaim, solve=self.claim.id)
+        try:
+            while True:
+                await asyncio.sleep(self.context.settings.heartbeat_s)
+                with outage:
+                    await self.context.queue.beat(self.claim, self.record.spent())
+        except LostClaim:
+            self.record.lost = True
+            if self._child is not None:
+                self._child.signal(signal.SIGKILL)
 
     async def _rounds(self) -> Answer | None:
         outcome: Answer | None = None

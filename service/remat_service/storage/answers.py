@@ -410,11 +410,8 @@ class WriteBehind:
         outage = Outage(log, "writing requests down")
         while self._rows:
             await asyncio.sleep(_SOON_S)
-            try:
+            with outage:
                 await self.flush()
-                outage.over()
-            except Exception as error:
-                outage.failed(error)
         self._task = None
 
     async def close(self) -> None:
