@@ -25,6 +25,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from remat_ir import readable
+from remat_ir.schema import Document
 
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
 from ..requests.parse import Body, from_body
@@ -311,6 +312,16 @@ async def read_body(request: Request, read: Callable[[Any, Settings], T]) -> T:
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as sent:
         return await from_body(sent, read, request.app.state.context.settings)
+
+
+async def read_document(request: Request, document: Document) -> dict[str, Any]:
+    """A request's body as a document, for routes that need no more of it afterwards.
+
+    Raises:
+        ServiceError: as `Bodies.of` and `from_body`.
+        InvalidData: malformed; the pointer leads to the place.
+    """
+    return await read_body(request, lambda data, _: document.read(data))
 
 
 async def no_body(request: Request) -> None:

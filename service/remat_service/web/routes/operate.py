@@ -22,7 +22,7 @@ from ...tenants import keys
 from ...tenants.keys import record
 from ...tenants.quotas import QUOTAS
 from ..authentication import caller_with
-from ..body import no_body, read_body
+from ..body import no_body, read_document
 from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow, body, refusals
 
 _LIMIT = Member(Integer(), None, "None removes the limit.", nullable=True)
@@ -124,7 +124,7 @@ async def list_tenants(request: Request, caller: Operator) -> Any:
 )
 async def add_tenant(request: Request, caller: Operator) -> Any:
     """With a scope of its own, or in a sharing group."""
-    found = await read_body(request, lambda data, _: TENANT_REQUEST.read(data))
+    found = await read_document(request, TENANT_REQUEST)
     async with _context(request).database.write() as connection:
         await keys.add_tenant(connection, found["name"], found.get("group"), found.get("weight", 1.0))
         await _note(connection, caller, "tenants add", **found)
@@ -141,7 +141,7 @@ async def add_tenant(request: Request, caller: Operator) -> Any:
 async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
     """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
     context = _context(request)
-    found = await read_body(request, lambda data, _: TENANT_CHANGE.read(data))
+    found = await read_document(request, TENANT_CHANGE)
     changes = {key: value for key, value in found.items() if value is not None or key in QUOTAS}
     if name == keys.DEFAULT_TENANT and changes.get("disabled"):
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
@@ -185,7 +185,7 @@ async def list_keys(request: Request, caller: Operator) -> Any:
 )
 async def add_key(request: Request, caller: Operator) -> Any:
     """The key is shown this once."""
-    found = await read_body(request, lambda data, _: KEY_REQUEST.read(data))
+    found = await read_document(request, KEY_REQUEST)
     scopes = list(found.get("scopes", ("solve", "read")))
     days = found.get("days")
     expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)

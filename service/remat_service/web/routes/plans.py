@@ -36,6 +36,7 @@ from ..schemas import AnswerDocument, ExplainDocument, ValidateDocument, body, e
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
+_NO_PLAN = "there is no plan for this digest"
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Digest of a problem.")]
 
 
@@ -52,8 +53,15 @@ async def get_plan(
     method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
 ) -> Response:
     """Verified on its way out. Bytes are net of fixed bytes, which a digest does not know."""
-    text = await plan_by_digest(request.app.state.context, caller, digest, method_of(method))
-    return Response(text, media_type="application/json")
+    context: Context = request.app.state.context
+    net, keys = await _problem_by_digest(context, caller, digest, method_of(method))
+    known = replace(await context.cache.known(caller, keys, net), near=None)
+    text = None if known.plan is None else await plan_text(context, caller, known.plan, net.budget_bytes)
+    if text is None:
+        raise NotFound(_NO_PLAN)
+    certificate = None if known.proof is None else known.proof.text
+    answer = known.with_claims(known.known.answer(method, 0.0, digest=digest))
+    return Response(rendered(document(answer, 0, cache="hit"), text, certificate), media_type="application/json")
 
 
 @router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))
@@ -79,25 +87,9 @@ async def pin_by_digest(context: Context, caller: Caller, digest: str, pinned: b
     net, keys = await _problem_by_digest(context, caller, digest, "auto")
     known = await context.cache.known(caller, keys, net)
     if known.plan is None:
-        raise NotFound("there is no plan for this digest")
+        raise NotFound(_NO_PLAN)
     change = pin if pinned else unpin
     await change(context.database, known.plan.id, caller.tenant_id, keys.problem)
-
-
-async def plan_by_digest(context: Context, caller: Caller, digest: str, method: str) -> bytes:
-    """The best stored answer for a problem digest, as JSON text with its plan.
-
-    Raises:
-        NotFound: this tenant's scope has none.
-    """
-    net, keys = await _problem_by_digest(context, caller, digest, method)
-    known = replace(await context.cache.known(caller, keys, net), near=None)
-    text = None if known.plan is None else await plan_text(context, caller, known.plan, net.budget_bytes)
-    if text is None:
-        raise NotFound("there is no plan for this digest")
-    certificate = None if known.proof is None else known.proof.text
-    answer = known.with_claims(known.known.answer(method, 0.0, digest=digest))
-    return rendered(document(answer, 0, cache="hit"), text, certificate)
 
 
 async def _problem_by_digest(context: Context, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
@@ -109,7 +101,7 @@ async def _problem_by_digest(context: Context, caller: Caller, digest: str, meth
         ).first()
     subject = None if row is None else await stored_subject(context, caller, row.graph_key)
     if subject is None or row is None:
-        raise NotFound("there is no plan for this digest")
+        raise NotFound(_NO_PLAN)
     keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")
     return Problem(subject, row.budget_bytes), keys
 

@@ -18,11 +18,10 @@ from remat_ir.schema import Array, Dictionary, Document, Member, Row, Text
 
 from ...context import Context
 from ...identity import Caller
-from ...settings import Settings
 from ...storage.tables import profile_reports, profiles
 from ...tenants.quotas import check_profiles
 from ..authentication import Reader, Solver
-from ..body import MOST_ROWS, read_body
+from ..body import MOST_ROWS, read_document
 from ..schemas import ProfileTable, body, examples, refusals
 
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
@@ -50,26 +49,6 @@ UPLOAD = Document(
         "profiles": Member(Dictionary(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
     },
 )
-
-
-def read_lookup(data: object, settings: Settings) -> tuple[str, tuple[str, ...]]:
-    """The body of a lookup: device and signatures.
-
-    Raises:
-        InvalidData: malformed; the pointer leads to the place.
-    """
-    found = LOOKUP.read(data)
-    return found["device"], found["signatures"]
-
-
-def read_upload(data: object, settings: Settings) -> tuple[str, dict[str, tuple[int, int]]]:
-    """The body of an upload: device and profiles by signature.
-
-    Raises:
-        InvalidData: malformed; the pointer leads to the place.
-    """
-    found = UPLOAD.read(data)
-    return found["device"], found["profiles"]
 
 
 async def look_up(context: Context, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:
@@ -190,8 +169,8 @@ router = APIRouter(tags=["profiles"])
 async def lookup_profiles(request: Request, caller: Reader) -> Any:
     """Those of the signatures that are known for the device."""
     context: Context = request.app.state.context
-    device, signatures = await read_body(request, read_lookup)
-    return {"profiles": await look_up(context, caller, device, signatures)}
+    found = await read_document(request, LOOKUP)
+    return {"profiles": await look_up(context, caller, found["device"], found["signatures"])}
 
 
 @router.post(
@@ -204,5 +183,5 @@ async def lookup_profiles(request: Request, caller: Reader) -> Any:
 async def put_profiles(request: Request, caller: Solver) -> Any:
     """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""
     context: Context = request.app.state.context
-    device, profiles = await read_body(request, read_upload)
-    return {"profiles": await put(context, caller, device, profiles)}
+    found = await read_document(request, UPLOAD)
+    return {"profiles": await put(context, caller, found["device"], found["profiles"])}
