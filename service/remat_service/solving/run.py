@@ -232,7 +232,9 @@ class SolveRun:
         if crashed:
             self.failures += 1
             again = outcome.kind is None and self.failures < context.settings.most_attempts
-            if again and not await self._unwanted():
+            async with context.database.read(brief=True) as connection:
+                wanted = again and await open_requests(connection, claim.id)
+            if wanted:
                 log.warning("solver child died; starting another", solve=claim.id, status=run.child.status)
                 return replace(outcome.partial("time"), limit="again"), known
         answer = outcome.final(run.reason, out_of_time)
@@ -287,10 +289,6 @@ class SolveRun:
             dropped_methods=answer.dropped_methods,
         )
         return stored.with_claims(said), stored
-
-    async def _unwanted(self) -> bool:
-        async with self.context.database.read(brief=True) as connection:
-            return not await open_requests(connection, self.claim.id)
 
     async def _settle(self, outcome: Answer, known: Stored, ended: Sequence[Any] = ()) -> bool:
         """End every request that the outcome satisfies; True when none is left and the solve has ended too.

@@ -68,7 +68,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.bodies, app.state.known_subjects, app.state.plain_peaks = Bodies(settings), KnownSubjects(), PlainPeaks()
     for router in _ROUTERS:
         app.include_router(router)
-    app.mount("/static", service.static_files())
+    app.mount("/static", service.Files(directory=service.FILES))
     app.add_exception_handler(ServiceError, _refuse)
     app.add_exception_handler(InvalidData, _refuse)
     app.add_exception_handler(InvalidPlan, _refuse)

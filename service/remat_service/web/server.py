@@ -73,18 +73,20 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
-def _warn(settings: Settings) -> None:
+def _warn(settings: Settings, has_key: bool) -> None:
     """Say what is closed to everybody, or open to everybody, on a server that requires keys."""
     if not settings.require_keys:
         return
-    if settings.oidc_issuer is None and not asyncio.run(_any_key(settings)):
+    if settings.oidc_issuer is None and not has_key:
         log.warning("there is no API key: all are refused", make_one="remat-service keys create TENANT --new-tenant")
     if settings.metrics_key is None:
         log.warning("/metrics is open to all who reach this port", to_close_it="REMAT_METRICS_KEY")
 
 
-async def _prepare(settings: Settings) -> None:
+async def _prepare(settings: Settings) -> bool:
     """What would fail behind the server's back fails here: no file, no right, no schema, another owner or seal key.
+
+    Returns whether there is an API key.
 
     Raises:
         ServiceError: the database can't be used.
@@ -95,15 +97,7 @@ async def _prepare(settings: Settings) -> None:
             await migrate(database)
             async with database.write() as connection:
                 await take_key(database, connection, seals_of(settings))
-    finally:
-        await database.close()
-
-
-async def _any_key(settings: Settings) -> bool:
-    database = Database(settings.database_url.get_secret_value())
-    try:
-        async with database.read() as connection:
-            return await any_key(connection)
+                return await any_key(connection)
     finally:
         await database.close()
 
@@ -161,9 +155,9 @@ def _give_back_memory() -> None:
 
 def serve(settings: Settings) -> None:
     """Run until a signal."""
-    asyncio.run(_prepare(settings))
+    has_key = asyncio.run(_prepare(settings))
     check_exposure(settings)
-    _warn(settings)
+    _warn(settings, has_key)
     _allow_descriptors(settings.most_connections)
     _give_back_memory()
     listener = bound_socket(settings.host, settings.port)

@@ -141,15 +141,10 @@ async def page() -> Response:
 
 
 class Files(StaticFiles):
-    """The page's scripts and styles, under the page's own guards."""
+    """The page's scripts and styles, under the page's own guards, to be mounted at `/static`."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """One file."""
         response = await super().get_response(path, scope)
         response.headers.update(GUARDS)
         return response
-
-
-def static_files() -> Any:
-    """The application that serves the page's files, to be mounted at `/static`."""
-    return Files(directory=FILES)
