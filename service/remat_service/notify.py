@@ -14,7 +14,7 @@ import psycopg
 import structlog
 from sqlalchemy.engine import make_url
 
-from .outage import Outage
+from .storage.database import Outage
 
 log = structlog.get_logger("remat_service.notify")
 

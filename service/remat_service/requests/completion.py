@@ -20,8 +20,8 @@ from remat_ir import Answer, Status
 from ..context import Context
 from ..errors import NotFound
 from ..identity import Caller
-from ..outage import Outage
 from ..storage.answers import document
+from ..storage.database import Outage
 from ..storage.eviction import evict
 from ..storage.tables import ACTIVE, requests, solves
 from ..tenants.quotas import trim_requests

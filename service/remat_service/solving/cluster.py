@@ -29,10 +29,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
 from ..notify import libpq_url
-from ..outage import Outage
 from ..requests.completion import housekeeping
 from ..settings import Settings
-from ..storage.database import try_lock
+from ..storage.database import Outage, try_lock
 from ..telemetry import exported
 from .dispatch import announce, opened
 from .run import execute

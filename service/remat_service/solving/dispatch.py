@@ -19,9 +19,8 @@ from remat_solver import solver_version
 
 from ..context import Context
 from ..notify import PostgresRelay
-from ..outage import Outage
 from ..storage import migrations
-from ..storage.database import migrate, sole_owner
+from ..storage.database import Outage, migrate, sole_owner
 from ..storage.seals import take_key
 from ..tenants.keys import default_caller
 from .run import execute

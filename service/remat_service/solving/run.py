@@ -22,10 +22,10 @@ from remat_solver import Ending
 
 from ..context import Context
 from ..identity import gross_of
-from ..outage import Outage, first_line, is_outage
 from ..processes.supervisor import Child, ChildRun
 from ..requests.completion import end_request, write_answers
 from ..storage.answers import Stored
+from ..storage.database import Outage, first_line, is_outage
 from ..storage.queue import Claimed, LostClaim
 from ..storage.seals import Effort, column
 from ..storage.verifier import unpack

@@ -40,9 +40,8 @@ from remat_solver import Bound, Ending, Known, claim_sentence, sentence
 from ..clock import Clock
 from ..identity import Caller, Keys, Retry
 from ..memory import Lru
-from ..outage import Outage
 from ..telemetry import Metrics
-from .database import Database
+from .database import Database, Outage
 from .seals import Claim, Effort, Seals, signed_text
 from .store import EndedRequest, Row, Snapshot, Store, StoredPlan
 from .tables import requests, tenants

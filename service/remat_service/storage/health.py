@@ -6,8 +6,7 @@ import asyncio
 import os
 
 from ..errors import ServiceError
-from ..outage import what_fails
-from .database import Database
+from .database import Database, what_fails
 from .seals import Seals, check_key
 from .tables import probes
 

@@ -25,7 +25,6 @@ from remat_ir.schema import Document, OneOf, with_nested
 
 from ..context import Context
 from ..errors import ServiceError, Unavailable
-from ..outage import what_fails
 from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
 from ..requests.groups import SWEEP_REQUEST
@@ -33,6 +32,7 @@ from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
+from ..storage.database import what_fails
 from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal
