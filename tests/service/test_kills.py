@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from remat_ir import Problem, budget_at, plain_peak
-from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
+from service.serving import Service, checked, eventually, hard_graph, long_solve, serving, training_graph
 
 
 @pytest.fixture
@@ -22,12 +22,8 @@ def own(tmp_path: Path) -> Iterator[Service]:
 
 def _begin(service: Service, seed: int, time_limit_s: float = 60) -> tuple[Problem, dict[str, object], int]:
     """A long solve with an incumbent already reported: (problem, answer so far, its cost)."""
-    graph = hard_graph(60, seed)
-    problem = Problem(graph, budget_at(graph, 0.4))
-    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
-    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=time_limit_s, max_gap=0, start=greedy["id"])
-    cost = eventually(lambda: service.get(posted["id"], 0)[1]["cost_ns"])
-    return problem, posted, cost
+    problem, posted = long_solve(service, seed, time_limit_s)
+    return problem, posted, posted["cost_ns"]
 
 
 def _below(service: Service) -> list[psutil.Process]:
