@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Any
 
 import yaml
@@ -59,7 +60,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=attrgetter("name"),
     )
     app.state.context, app.state.callers = context, Callers(context)
     app.state.admission = Admission(settings.most_requests_per_tenant, rate=settings.most_rate_per_tenant)
