@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remat import _compat
-from remat.capture.trace import logging_functions
+from remat.capture.refused import logging_functions
 from remat.compile.carrier import MOST_GRAPHS, with_own_code
 
 

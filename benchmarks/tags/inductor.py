@@ -20,7 +20,7 @@ from benchmarks.harness.table import table
 from benchmarks.models.zoo import SEED, build
 from benchmarks.tags.record import RESULTS, completed, mib, percent
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
-from remat.capture.trace import logging_functions
+from remat.capture.refused import logging_functions
 from remat.profiling.measure import Outcome, forward_backward, outcome, peak_memory
 from remat.tags.passes import TagPartitioner
 

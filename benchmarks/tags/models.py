@@ -29,7 +29,7 @@ from benchmarks.models.zoo import SEED, build
 from benchmarks.tags.record import RESULTS, completed, mib, percent
 from benchmarks.training.peers import checkpointed, compiled, selective_contexts
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
-from remat.capture.trace import logging_functions
+from remat.capture.refused import logging_functions
 from remat.profiling.measure import Outcome, differences, forward_backward, outcome, peak_memory
 from remat.tags.passes import TagPass
 

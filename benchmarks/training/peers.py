@@ -32,7 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from benchmarks.models.behind import behind
 from benchmarks.models.subject import Subject
 from remat import _compat
-from remat.capture.trace import logging_functions
+from remat.capture.refused import logging_functions
 from remat.training.step import TrainingStep
 
 AMB = (0.8, 0.6, 0.4, 0.2, 0.0)

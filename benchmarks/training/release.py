@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.harness.table import Report
 from benchmarks.training.large import fake_llama
+from remat.capture.backward import with_updates
 from remat.capture.dataflow import dataflow
 from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
-from remat.capture.updates import with_updates
 from remat.compile.alone import capture
 from remat.profiling.fixed import resident
 from remat.target.devices import target_of

@@ -16,7 +16,7 @@ import remat
 from client.small_models import numbers
 from client.test_release import WIDTH, Crossed, Net
 from remat import _compat
-from remat.capture import updates
+from remat.capture import backward
 from remat.profiling.measure import peak_memory
 from remat.training.enable import plans_of
 from tiers import first
@@ -117,7 +117,7 @@ def test_no_op_reads_a_parameter_after_its_hooks(monkeypatch: pytest.MonkeyPatch
     plain = Crossed()
     jobs = pair(lambda: copy.deepcopy(plain), 1.0)
     assert same(jobs)
-    monkeypatch.setattr(updates, "_readers", lambda *_: [])
+    monkeypatch.setattr(backward, "_readers", lambda *_: [])
     assert not same(pair(lambda: copy.deepcopy(plain), 1.0))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from remat import _compat
-from remat.capture import updates
+from remat.capture import backward
 from remat.capture.operations import Kind
 from remat.profiling.measure import peak_memory
 from remat.training.enable import plans_of
@@ -178,7 +178,7 @@ def test_a_recomputation_from_an_updated_parameter_is_never_run() -> None:
 @pytest.mark.parametrize(("name", "found"), [("_last_makers", -1), ("_readers", [])])
 def test_where_an_update_stands_is_needed_as_a_whole(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one half of the rule a step reads a gradient that is not there, or a parameter after its update."""
-    monkeypatch.setattr(updates, name, lambda *_: found)
+    monkeypatch.setattr(backward, name, lambda *_: found)
     plain = Crossed()
     planned = copy.deepcopy(plain)
     optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), torch.optim.SGD(planned.parameters(), lr=0.1)

@@ -1,17 +1,21 @@
-"""One call of a module: as the caller wrote it, and as it is planned."""
+"""One call of a module: as the caller wrote it, as it is planned, and the state of Python that it depends on."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from remat_ir import InvalidData
+
+from .._compat.module_state import BUFFERS, FORWARD_HOOKS, FORWARD_PRE_HOOKS, MODULES, PARAMETERS
+from ..device import AUTOCAST_KINDS
 
 log = logging.getLogger("remat")
 
@@ -112,3 +116,37 @@ def _asks_for_record(name: str, value: Any) -> bool:
     """Whether an argument or a setting asks a model of transformers for what its parts give, or some of its layers."""
     layers = name == "output_hidden_states" and value is not None and value is not False
     return name.startswith("output_") and (value is True or layers)
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """The train mode, the parameters' and buffers' metadata, autocast, the number of hooks and which modules these are,
+    as a key."""
+    training: list[bool] = []
+    parameters: list[Any] = []
+    buffers: list[Any] = []
+    hooks = 0
+    modules = tuple(parts(module))
+    for part in modules:
+        state = part.__dict__
+        training.append(state["training"])
+        for p in state[PARAMETERS].values():
+            if p is not None:
+                parameters += (p.requires_grad, p.dtype, p.device, p.shape)
+        for b in state[BUFFERS].values():
+            if b is not None:
+                buffers += (b.dtype, b.device, b.shape)
+        hooks += len(state[FORWARD_HOOKS]) + len(state[FORWARD_PRE_HOOKS])
+    autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_KINDS)
+    return tuple(training), tuple(parameters), tuple(buffers), autocast, hooks, tuple(map(weakref.ref, modules))
+
+
+def parts(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and all modules in it, each once, in an order of its own: `modules()` without names takes longer."""
+    seen: set[nn.Module] = set()
+    stack: list[nn.Module | None] = [module]
+    while stack:
+        part = stack.pop()
+        if part is not None and part not in seen:
+            seen.add(part)
+            yield part
+            stack.extend(part.__dict__[MODULES].values())

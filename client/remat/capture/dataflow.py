@@ -14,6 +14,8 @@ from .. import _compat
 from ..device import storage_bytes
 from ..errors import CaptureError
 
+copy_ = torch.ops.aten.copy_.default
+
 REDUCED_IN_PLACE = frozenset(
     {
         torch.ops.aten.mse_loss.default,
@@ -320,3 +322,29 @@ def _ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
 def _mutated(joint: fx.GraphModule, forward_results: tuple[Any, ...]) -> dict[fx.Node, fx.Node]:
     updated = _compat.updated_inputs(joint.graph)
     return {updated[i]: r for i, r in enumerate(forward_results) if i in updated and isinstance(r, fx.Node)}
+
+
+def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Take Inductor's updates of inputs, `copy_(input, new)`, out of a graph, and return their new values first.
+
+    Raises:
+        CaptureError: one updates what is no input, or an input twice.
+    """
+    updates: dict[fx.Node, fx.Node] = {}
+    output = graph.output_node()
+    for node in list(graph.nodes):
+        if node.target is not copy_:
+            continue
+        target, new = node.args[0], node.args[1]
+        assert isinstance(target, fx.Node)
+        assert isinstance(new, fx.Node)
+        if target.op != "placeholder" or target in updates:
+            raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
+        node.replace_all_uses_with(new)
+        updates[target] = new
+        graph.erase_node(node)
+    results: Any = output.args[0]
+    described = _compat.descriptors(graph) or [None] * len(results)
+    output.args = ((*updates.values(), *results),)
+    _compat.set_descriptors(graph, [None] * len(updates) + described)
+    return updates

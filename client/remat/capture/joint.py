@@ -15,8 +15,8 @@ from .. import _compat
 from ..errors import CaptureError
 from .dataflow import tensors
 from .expand import expand
+from .refused import advice, first_line, place
 from .repeats import KEPT, Run, runs, shortened
-from .trace import advice, first_line, place
 
 log = logging.getLogger("remat")
 

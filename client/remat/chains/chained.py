@@ -11,7 +11,7 @@ from torch import nn
 
 from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Verb, readable
 
-from ..capture.trace import untraced
+from ..capture.refused import untraced
 from ..planning.quick import Better, tell_of_better
 from ..switch import plans_are_off
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan

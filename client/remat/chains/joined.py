@@ -9,7 +9,7 @@ from torch import nn
 
 from remat_ir import Answer, Plan
 
-from ..capture.trace import untraced
+from ..capture.refused import untraced
 from ..switch import plans_are_off
 from .join_profile import ProfiledJoin, backward_stages
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan

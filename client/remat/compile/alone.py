@@ -13,8 +13,7 @@ from torch import nn
 from .. import _compat
 from ..capture.call import CacheSwitch, install_recorders
 from ..capture.dataflow import tensors
-from ..capture.refused import refuse_flattened, refuse_sharded
-from ..capture.trace import advice, first_line, layout, logging_functions, place
+from ..capture.refused import advice, first_line, layout, logging_functions, place, refuse_flattened, refuse_sharded
 from ..errors import CaptureError
 from ..planning.budget import Fraction
 from ..planning.options import SolveOptions

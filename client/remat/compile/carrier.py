@@ -16,8 +16,7 @@ from .. import _compat
 from .._compat.module_state import called_module, global_hooks
 from ..capture.call import CacheSwitch, install_recorders
 from ..capture.dataflow import tensors
-from ..capture.refused import refuse_flattened, refuse_sharded
-from ..capture.trace import logging_functions, untraced
+from ..capture.refused import logging_functions, refuse_flattened, refuse_sharded, untraced
 from ..errors import CaptureError
 from ..profiling.fixed import here
 from ..switch import plans_are_off

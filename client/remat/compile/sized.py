@@ -25,8 +25,7 @@ from ..capture.group import groups
 from ..capture.joint import compiled_joint
 from ..capture.operations import Operations, notes, operations, to_graph
 from ..capture.outstanding import Outstanding
-from ..capture.refused import refuse_split_by_ddp
-from ..capture.trace import refuse
+from ..capture.refused import refuse, refuse_split_by_ddp
 from ..errors import BudgetTooSmall, CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for

@@ -13,11 +13,10 @@ from remat_ir import Compute, Free, Graph, Plan, peak_of, plan_of, tagged_plan
 
 from .. import _compat
 from .._compat import tags as torch_tags
-from ..capture.dataflow import Dataflow, dataflow, is_random, stateless
+from ..capture.dataflow import Dataflow, dataflow, is_random, stateless, updates_as_results
 from ..capture.group import groups
 from ..capture.operations import Kind, Operations, operations, to_graph
-from ..capture.trace import refuse
-from ..capture.updates import updates_as_results
+from ..capture.refused import refuse
 from ..errors import CaptureError
 from ..planning.profiles import ProfileTable
 from ..profiling.profile import profile_kernels

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.state import state_of
+from ..capture.call import state_of
 from ..chains.chained import ChainedModule
 from ..errors import CaptureError
 from ..planning.options import SolveOptions

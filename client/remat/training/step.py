@@ -13,11 +13,10 @@ from torch import fx, nn
 from remat_ir import Graph, Plan
 
 from .. import _compat
+from ..capture.backward import in_halves, with_updates
 from ..capture.dataflow import Dataflow, dataflow, tensors
 from ..capture.group import groups, groups_like
-from ..capture.halves import in_halves
 from ..capture.operations import Operations, operations, to_graph
-from ..capture.updates import with_updates
 from ..compile.alone import capture
 from ..compile.calls import noting_end
 from ..compile.sized import Traced

@@ -8,9 +8,8 @@ from torch import fx
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.dataflow import Dataflow, dataflow, is_random, tensors
-from ...capture.trace import refuse
-from ...capture.updates import copy_, updates_as_results
+from ...capture.dataflow import Dataflow, copy_, dataflow, is_random, tensors, updates_as_results
+from ...capture.refused import refuse
 from ...errors import CaptureError
 from ...lowering.lower import Lowered
 from .layout import keep_layouts

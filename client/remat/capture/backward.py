@@ -1,26 +1,25 @@
-"""Gradients that are used up where they are complete: by an update of their parameter inside the backward pass.
+"""The backward pass of a step, changed: parameters are updated inside of it, or it runs in two halves.
 
-A parameter that has been updated must not be read again, or what is computed from it is silently another step's. So
-each parameter as it was before its update is a value of no bytes: every op that reads the parameter reads that value,
-and the update consumes it, as it consumes the gradient.
+A gradient is used up where it is complete, by an update of its parameter. A parameter that has been updated must not be
+read again, or what is computed from it is silently another step's. So each parameter as it was before its update is a
+value of no bytes: every op that reads the parameter reads that value, and the update consumes it, as it consumes the
+gradient.
+
+In halves, as zero-bubble schedules run it, a backward pass begins with what the gradients of the inputs need (Qi et
+al., Zero Bubble Pipeline Parallelism, ICLR 2024): the gradient of a stage's input is what another stage waits for; the
+gradients of its parameters may come later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
 
-from .. import _compat
-from ..errors import CaptureError
-from .dataflow import Dataflow
-from .operations import Kind, Op, Operations
-from .stored import copying_bytes, same_layout
-
-copy_ = torch.ops.aten.copy_.default
+from .dataflow import Dataflow, is_check, is_random, is_unknown
+from .operations import Kind, Op, Operations, copying_bytes, same_layout
 
 
 def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: bool = False) -> Operations:
@@ -97,27 +96,33 @@ def _readers(flow: Dataflow, ops: Sequence[Op], primal: fx.Node) -> list[int]:
     return [i for i, op in enumerate(ops) if any(own & set(flow.reads[n]) for n in op.nodes if n in flow.reads)]
 
 
-def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Take Inductor's updates of inputs, `copy_(input, new)`, out of a graph, and return their new values first.
+def in_halves(step: Operations, early: Sequence[int]) -> Operations:
+    """The step with an op HALFWAY in its backward pass, before which is all that some of its results need.
 
-    Raises:
-        CaptureError: one updates what is no input, or an input twice.
+    What draws random numbers, raises, or runs once comes before it too, so that its order stays. Kernels and their
+    results are the same ones.
+
+    Args:
+        early: positions in the backward results, those of the inputs; the others are complete at the end.
     """
-    updates: dict[fx.Node, fx.Node] = {}
-    output = graph.output_node()
-    for node in list(graph.nodes):
-        if node.target is not copy_:
-            continue
-        target, new = node.args[0], node.args[1]
-        assert isinstance(target, fx.Node)
-        assert isinstance(new, fx.Node)
-        if target.op != "placeholder" or target in updates:
-            raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
-        node.replace_all_uses_with(new)
-        updates[target] = new
-        graph.erase_node(node)
-    results: Any = output.args[0]
-    described = _compat.descriptors(graph) or [None] * len(results)
-    output.args = ((*updates.values(), *results),)
-    _compat.set_descriptors(graph, [None] * len(updates) + described)
-    return updates
+    flow, after = step.flow, step.turn + 1
+    results = [r for r in (flow.backward_results[i] for i in early) if isinstance(r, fx.Node)]
+    own = {s for r in results for s in flow.storages_of[r]}
+    copies = {s for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in results for s in op.makes}
+    wanted = own | copies
+    first: list[Op] = []
+    second: list[Op] = []
+    for op in reversed(step.ops[after:]):
+        fixed = any(node in step.once or is_random(node) or is_check(node) or is_unknown(node) for node in op.nodes)
+        if fixed or wanted & set(op.makes):
+            wanted.update(op.reads)
+            first.append(op)
+        else:
+            second.append(op)
+    head = (*step.ops[:after], *reversed(first))
+    made = {s for op in head for s in op.makes}
+    cut = Op(Kind.HALFWAY, (), tuple(sorted((own | copies) & made)))
+    given = frozenset((own | copies) & step.keep & made)
+    return replace(
+        step, ops=(*head, cut, *reversed(second)), halfway=len(head), early=tuple(sorted(early)), given=given
+    )
