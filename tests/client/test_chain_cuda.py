@@ -13,8 +13,7 @@ from client.small_models import numbers
 from client.test_chain_training import METHODS, MeanSquare, convolutions, outcome
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
-from remat.lowering.link import link_of
-from remat.lowering.link_profile import bandwidth
+from remat.lowering.link import bandwidth, link_of
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure

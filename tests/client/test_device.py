@@ -25,8 +25,7 @@ from remat.device_flags import (
     power_limit,
     risks,
 )
-from remat.lowering.link import UnderWay
-from remat.lowering.link_profile import measured_link
+from remat.lowering.link import UnderWay, measured_link
 from remat.profiling.measure import Outcome, differences
 
 

@@ -28,8 +28,7 @@ from remat.planning.allot import Option
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
 from remat.training.halves import Halves
-from remat.units.trial import Trace
-from remat.units.unit import Unit
+from remat.units.unit import Trace, Unit
 from remat_ir import InvalidData, plain_plan, verify
 from remat_ir.greedy import checkpointed
 

@@ -15,8 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import remat
 from client.small_models import numbers
 from client.test_training import Net
-from remat.profiling.lifetimes import Lifetimes
-from remat.profiling.measure import Window
+from remat.profiling.measure import Lifetimes, Window
 from remat.training.enable import backend_of
 from remat.training.planned import Planned
 

@@ -24,8 +24,7 @@ from remat.planning.quick import quick_answer
 from remat.planning.sizes import plan_of_another_size
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure, profile
-from remat.profiling.fitted import fitted_cost
-from remat.profiling.timing import times
+from remat.profiling.timing import fitted_cost, times
 from remat.training.enable import plans_of
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify

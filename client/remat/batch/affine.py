@@ -8,7 +8,7 @@ from dataclasses import replace
 from remat_ir import Graph
 
 from ..planning.sizes import same_structure
-from ..profiling.fitted import affine
+from ..profiling.timing import affine
 
 
 def between(one: tuple[int, Graph], other: tuple[int, Graph], size: int) -> Graph:

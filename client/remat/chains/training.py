@@ -13,8 +13,7 @@ from remat_ir import Answer, Chain, ChainPlan, ChainStep, InvalidData, InvalidPl
 
 from ..distributed.ranks import planner_of
 from ..errors import CaptureError
-from ..lowering.link import storable
-from ..lowering.link_profile import bandwidth
+from ..lowering.link import bandwidth, storable
 from ..planning.budget import Budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options

@@ -27,10 +27,9 @@ from ..capture.operations import Operations, notes, operations, to_graph
 from ..capture.outstanding import Outstanding
 from ..capture.refused import refuse, refuse_split_by_ddp
 from ..errors import BudgetTooSmall, CaptureError
-from ..lowering.codegen import boxed_function
-from ..lowering.link_profile import link_for
+from ..lowering.codegen import boxed_function, checked_function
+from ..lowering.link import link_for
 from ..lowering.lower import lower
-from ..lowering.traced import checked_function
 from ..planning.budget import Budget, Fraction, budget_bytes
 from ..planning.options import SolveOptions
 from ..planning.phases import doing

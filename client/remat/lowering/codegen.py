@@ -1,14 +1,23 @@
-"""A graph as one boxed Python function that drops each value at its last use."""
+"""A graph as one boxed Python function that drops each value at its last use.
+
+What a forward graph gives when it first runs is compared with what the trace says of it.
+"""
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from .. import _compat
+from ..errors import CaptureError
+from ..profiling.inputs import arguments
+
+log = logging.getLogger("remat")
 
 
 def halfway(results: tuple[Any, ...]) -> None:
@@ -114,3 +123,100 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     return found
+
+
+_BEFORE = 2
+"""Kernels before one that are run for its inputs: what reads a value that is described wrong is so described itself."""
+_STATE = 16
+"""Integers of a generator's state, of which each build of attention's kernels keeps its own."""
+
+
+def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+    """A forward graph as `boxed_function`, whose first call compares what it returns and saves with the trace.
+
+    Whatever state of torch makes a graph run otherwise than it was traced shows here, such as autocast that is applied
+    once more, before anything is computed from the results. It takes no other plan and no second step.
+
+    Raises:
+        CaptureError: the two differ, in that call: see `_compare`.
+    """
+    function, due = boxed_function(module), True
+    nodes: Any = module.graph.output_node().args[0]
+    places = [place for place, node in enumerate(nodes) if isinstance(node, fx.Node) and _is_torchs(node)]
+    said = [(nodes[place], nodes[place].meta.get("val")) for place in places]
+
+    def run(args: list[Any]) -> Any:
+        nonlocal due, said
+        results = function(args)
+        if due:
+            for place, (node, traced) in zip(places, said, strict=True):
+                _compare(node, traced, results[place])
+            due, said = False, []
+        return results
+
+    run.source = function.source  # type: ignore[attr-defined]
+    return _compat.boxed(run)
+
+
+def _is_torchs(node: fx.Node) -> bool:
+    """Whether the trace made it: states of generators, and what crosses to the host, come with the plan."""
+    return node.op != "call_function" or node.target is operator.getitem or isinstance(node.target, _compat.OpOverload)
+
+
+def _compare(node: fx.Node, traced: Any, found: Any) -> None:
+    """Compare a tensor with the trace, which may say nothing of it, or with its kernel where torch describes it wrong.
+
+    Strides are only told of: a custom operator's own description may be careless about them, and most readers take any.
+
+    Raises:
+        CaptureError: it has another dtype or shape, or is on another device.
+    """
+    if not isinstance(traced, _compat.FakeTensor) or not isinstance(found, torch.Tensor):
+        return
+    if found.numel() <= _STATE and not found.is_floating_point():
+        return
+    for what, here, there, wrong in (
+        ("", found.dtype, traced.dtype, True),
+        ("of shape ", tuple(found.shape), tuple(traced.shape), True),
+        ("on ", found.device, traced.device, True),
+        ("of strides ", _strides(found), _strides(traced), False),
+    ):
+        if here == there or (here is found.dtype and here == _dtype_by_kernel(node)):
+            continue
+        text = f"{node} of the planned step is {what}{here}, and the trace says {what}{there}"
+        if wrong:
+            raise CaptureError(
+                f"{text}: the step runs under a state of torch that it was not traced under; train without remat, and "
+                "report this"
+            )
+        log.warning("%s: what is read from it as it was traced to lie may be wrong", text)
+
+
+def _dtype_by_kernel(node: fx.Node) -> torch.dtype | None:
+    """What the kernel gives for inputs as they were traced, without autocast; None where it cannot be run apart.
+
+    Torch's description of a kernel may be wrong: of a batch norm in bfloat16 with float32 weights on a CPU the saved
+    mean is float32, and is described as bfloat16.
+    """
+    maker, place = node.args[:2] if node.target is operator.getitem else (node, None)
+    if not isinstance(maker, fx.Node) or not isinstance(maker.target, _compat.OpOverload):
+        return None
+    if torch.Tag.nondeterministic_seeded in maker.target.tags:
+        return None
+    try:
+        args, kwargs = arguments(maker, depth=_BEFORE)
+        device: torch.device = node.meta["val"].device
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            result: Any = maker.target(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, KeyError, AttributeError) as error:
+        log.debug("%s cannot be run apart: %s", maker, error)
+        return None
+    result = result if place is None else result[place]
+    return result.dtype if isinstance(result, torch.Tensor) else None
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Where its elements lie: an empty tensor has none, and a dimension of one element has no next one."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return ()
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)

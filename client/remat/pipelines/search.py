@@ -34,9 +34,8 @@ from ..training.halves import Halves
 from ..training.job import Job
 from ..training.planned import Planned
 from ..training.step import TrainingStep
-from ..units.split import allowed_bytes
-from ..units.trial import Trace
-from ..units.unit import Unit
+from ..units.unit import Trace, Unit
+from ..units.units import allowed_bytes
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
 from .standing import Standing, standing

@@ -20,8 +20,7 @@ from ..capture.dataflow import tensors
 from ..capture.operations import Measured, Operations
 from ..device import of, storage_bytes
 from ..errors import CaptureError
-from .fitted import elements
-from .timing import rounded
+from .timing import elements, rounded
 
 
 class Hop(NamedTuple):

@@ -1,16 +1,20 @@
-"""What a step really costs: peak memory by the allocator's own events, and time in interleaved pairs."""
+"""What a step really costs: peak memory by events of the allocator or by lifetimes of storages, and time."""
 
 from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..device import of
+from .. import _compat
+from ..capture.dataflow import tensors
+from ..device import of, storage_bytes
 from ..generators import Generators, noted
 
 
@@ -136,3 +140,95 @@ def seconds(
     run()
     there.synchronize()
     return clock() - start
+
+
+class Lifetimes(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A window as `Window`, in which storages are counted until they are gone, and not what an allocator tells.
+
+    A CPU's allocator tells a thread of what that thread frees alone, and a backend's threads free what collectives have
+    used. What a kernel allocates for itself while it runs is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._start = self._peak = 0
+
+    def open(self) -> None:
+        """From now on."""
+        self._start = self._peak = self._bytes()
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> Peak:
+        """Until now: the peak and what is left, in bytes above the beginning."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        most = self._peak - self._start
+        return Peak(most, self._bytes() - self._start, most)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = {_compat.storage_key(t) for t in tensors((args, kwargs))}
+        for tensor in tensors(results):
+            key = _compat.storage_key(tensor)
+            if key not in given:
+                storage = tensor.untyped_storage()
+                self._live[key] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+        self._peak = max(self._peak, self._bytes())
+        return results
+
+    def _bytes(self) -> int:
+        gone = [key for key, (storage, _) in self._live.items() if storage.expired()]  # type: ignore[no-untyped-call]
+        for key in gone:
+            del self._live[key]
+        return sum(size for _, size in self._live.values())
+
+
+class NeedsNumbers(Exception):
+    """Something that runs on fake tensors asks which way to go."""
+
+
+class Allocations(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts storages from their making to their end, while it is entered.
+
+    Args:
+        device: the kind of device that counts, such as "cuda".
+        read_as: what a number that is read from a tensor is taken for, where that has none; a bool cannot be.
+
+    Attributes:
+        now: bytes that are there of what has been made so far.
+    """
+
+    def __init__(self, device: str, read_as: float | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self._device, self._read_as = device, read_as
+        self._peak = 0
+        self._held: dict[int, int] = {}
+
+    def most(self, run: Callable[[], object]) -> int:
+        """The most bytes of what has been made so far, while something runs."""
+        self._peak = self.now
+        run()
+        return self._peak
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._read_as is not None and func is _compat.READ_NUMBER:
+            if args[0].dtype is torch.bool:
+                raise NeedsNumbers
+            return self._read_as if args[0].dtype.is_floating_point else int(self._read_as)
+        made = func(*args, **(kwargs or {}))
+        for tensor in tensors(made):
+            self._see(tensor)
+        return made
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        key = _compat.storage_key(tensor)
+        if tensor.device.type == self._device and key not in self._held:
+            size = storage_bytes(tensor)
+            self._held[key] = size
+            self.now += size
+            self._peak = max(self._peak, self.now)
+            weakref.finalize(tensor.untyped_storage(), self._gone, key).atexit = False
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._held.pop(key)

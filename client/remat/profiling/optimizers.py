@@ -18,8 +18,8 @@ from remat_ir import InvalidData, readable
 
 from .. import _compat, generators
 from ..device import storage_bytes
-from .allocations import Allocations
 from .fixed import here
+from .measure import Allocations
 
 log = logging.getLogger("remat")
 

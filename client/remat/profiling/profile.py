@@ -24,10 +24,9 @@ from ..device import Accelerator, Device, of
 from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
 from .collectives import collective_costs, no_collectives
-from .fitted import Costs, elements, fitted_cost, same_kernels
 from .inputs import DEPTHS, arguments
 from .measure import Window
-from .timing import VERSION, rounded, times
+from .timing import VERSION, Costs, elements, fitted_cost, rounded, same_kernels, times
 
 log = logging.getLogger("remat")
 

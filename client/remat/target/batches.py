@@ -13,7 +13,7 @@ from ..capture.operations import Measured
 from ..errors import CaptureError
 from ..planning.greedy import greedy_answer
 from ..planning.sizes import same_structure
-from ..profiling.fitted import affine, same_kernels
+from ..profiling.timing import affine, same_kernels
 from ..training.step import TrainingStep
 
 MOST_BATCH = 2**20

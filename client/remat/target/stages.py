@@ -19,8 +19,8 @@ from ..pipelines.choice import Combination, Place, choose, combinations, least_b
 from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
 from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
 from ..planning.allot import Option
-from ..profiling.fitted import affine
 from ..profiling.fixed import all_gradients
+from ..profiling.timing import affine
 from ..training.halves import Halves
 from ..training.job import Job
 from ..training.step import TrainingStep, training_step

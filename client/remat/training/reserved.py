@@ -13,7 +13,7 @@ from ..capture.dataflow import device_of
 from ..capture.operations import Kind, returned_gradients
 from ..device import Accelerator, Device, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
-from ..lowering.link_profile import link_for
+from ..lowering.link import link_for
 from ..lowering.peak import Instance, moments
 from ..planning.coordinator import Coordinator
 from ..planning.greedy import greedy_answer

@@ -13,8 +13,7 @@ from remat_ir import readable
 
 from .. import _compat
 from ..capture.operations import Kind
-from ..profiling.lifetimes import Lifetimes
-from ..profiling.measure import Window
+from ..profiling.measure import Lifetimes, Window
 from .planned import Planned
 from .reserved import device_of_step
 

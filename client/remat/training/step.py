@@ -21,10 +21,9 @@ from ..compile.alone import capture
 from ..compile.calls import noting_end
 from ..compile.sized import Traced
 from ..errors import CaptureError
-from ..lowering.codegen import boxed_function
+from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
-from ..lowering.traced import checked_function
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
