@@ -14,7 +14,7 @@ from client.dry import generated
 from remat import CaptureError
 from remat._compat.inductor import alone, channels_last_cat, stored
 from remat._compat.inductor.code import input_strides
-from remat.compile.inductor.layout import without_strides
+from remat.compile.inductor.joint import without_strides
 
 
 def traced(size: list[int], stride: list[int]) -> fx.GraphModule:

@@ -9,8 +9,8 @@ from torch import fx
 from remat._compat.inductor import Event, Generated
 from remat.capture.operations import Measured, to_graph
 from remat.compile.inductor.joint import joint_of, with_updates
-from remat.compile.inductor.memory import Kernel, step_memory
 from remat.compile.inductor.regions import REGION, regions
+from remat.compile.inductor.replan import Kernel, step_memory
 from remat.errors import CaptureError
 from remat.lowering.lower import lower
 from remat_ir import plain_plan

@@ -178,7 +178,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     assert isinstance(results, (tuple, list))
     forward_results, backward_results = tuple(results[:forward_outputs]), tuple(results[forward_outputs:])
     checks = [n for n in nodes if is_check(n)]
-    live = _ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)] + checks)
+    live = ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)] + checks)
     book = _Storages()
     placeholders = [n for n in nodes if n.op == "placeholder"]
     for node in placeholders:
@@ -200,8 +200,8 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
             "nothing to train: no output depends on a parameter or input that requires gradients; call it under "
             "torch.no_grad()"
         )
-    early = [n for n in checks if not _ancestors([n]) & frozenset(tangents)]
-    needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)] + early)
+    early = [n for n in checks if not ancestors([n]) & frozenset(tangents)]
+    needed = ancestors([n for n in forward_results if isinstance(n, fx.Node)] + early)
     forward = 1 + max((i for i, n in enumerate(kernels) if n in needed), default=-1)
     made = {n: tuple(book.made.get(n, ())) for n in kernels}
     return Dataflow(
@@ -244,7 +244,7 @@ class _Storages:
 
     def enter(self, node: fx.Node) -> list[int]:
         """Note a node; returns the storages that it is the first to hold."""
-        maker = _maker(node)
+        source = maker(node)
         value = node.meta.get("val")
         if value is None and node.op == "get_attr":
             value = getattr(node.graph.owning_module, str(node.target), None)
@@ -257,11 +257,11 @@ class _Storages:
             if key not in self._number:
                 self._number[key] = len(self.sizes)
                 self.sizes.append(storage_bytes(tensor, max(_elementwise_bytes(node), self._copied_bytes(node))))
-                self.owner.append(maker)
+                self.owner.append(source)
                 new.append(self._number[key])
             if self._number[key] not in held:
                 held.append(self._number[key])
-        self.made.setdefault(maker, []).extend(new)
+        self.made.setdefault(source, []).extend(new)
         return new
 
     def _copied_bytes(self, node: fx.Node) -> int:
@@ -278,7 +278,8 @@ class _Storages:
         return 0 if overlapping else self.sizes[self.of[view][0]]
 
 
-def _maker(node: fx.Node) -> fx.Node:
+def maker(node: fx.Node) -> fx.Node:
+    """The node of which a node is an item, or an item of an item; else itself."""
     while node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node
@@ -308,7 +309,8 @@ def _reads(kernel: fx.Node, book: _Storages) -> tuple[int, ...]:
     return tuple(sorted(found - own))
 
 
-def _ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
+def ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
+    """Some nodes and all that they are computed from."""
     seen: set[fx.Node] = set()
     stack = list(roots)
     while stack:

@@ -41,9 +41,7 @@ from ..profiling.profile import Profiled, profile_kernels
 from ..switch import note_planned_call
 from .calls import noting_end
 from .curve import Point, Priced, curve, point_of
-from .divided import divided
-from .numbers import Counted, read_as_numbers, with_constants
-from .regions import inlined
+from .rewrite import Counted, divided, inlined, read_as_numbers, with_constants
 from .shared import Division, SharedBudget
 
 log = logging.getLogger("remat")

@@ -14,7 +14,7 @@ from torch import fx
 from remat_ir import Compute, Free, Plan, Step
 
 from .. import _compat
-from ..capture.dataflow import is_check, is_random, stateless, tensors
+from ..capture.dataflow import is_check, is_random, maker, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 from ..device import of
 from .codegen import halfway
@@ -229,7 +229,7 @@ class _Lowering:
         for item in getitems(node):
             if variant and item.args[0] is node and int(str(item.args[1])) > 2:
                 continue  # new running statistics, which nothing reads after the forward/backward boundary
-            piece = into.call(operator.getitem, (into.env[_parent(item)], item.args[1]), {}, item.name)
+            piece = into.call(operator.getitem, (into.env[item.all_input_nodes[0]], item.args[1]), {}, item.name)
             piece.meta = dict(item.meta)
             into.env[item] = piece
 
@@ -248,7 +248,7 @@ class _Lowering:
             return into.env[node] if node in into.env else into.missing(node)
         if node in into.env:
             return into.env[node]
-        if node in self.flow.makes or (node.target is operator.getitem and _root(node) in self.flow.makes):
+        if maker(node) in self.flow.makes:
             return into.missing(node)
         made = into.view(node, lambda a: self._get(into, a))
         into.depends(node, self.flow.storages_of.get(node, ()))
@@ -333,16 +333,6 @@ def _reorder_placeholders(graph: fx.Graph, order: list[fx.Node]) -> None:
         else:
             first = first.next
             first.prepend(node)
-
-
-def _parent(item: fx.Node) -> fx.Node:
-    return item.all_input_nodes[0]
-
-
-def _root(node: fx.Node) -> fx.Node:
-    while node.target is operator.getitem:
-        node = _parent(node)
-    return node
 
 
 def _device(node: fx.Node) -> str:

@@ -30,10 +30,8 @@ from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
 from ...switch import note_planned_call
-from .cost import region_costs
-from .joint import joint_of
-from .layout import note_layouts
-from .regions import region_graph, regions
+from .joint import joint_of, note_layouts
+from .regions import region_costs, region_graph, regions
 from .replan import Carried, Search
 
 log = logging.getLogger("remat")
