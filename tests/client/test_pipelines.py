@@ -21,7 +21,7 @@ import remat
 from client.test_ranks import ran
 from drawn import examples
 from remat.capture.operations import Kind
-from remat.compile.curve import point_of, unit_problem
+from remat.compile.plans import point_of, unit_problem
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
 from remat.planning.allot import Option

@@ -13,6 +13,7 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_chain_training import MeanSquare
+from remat.compile.plans import UNBOUNDED
 from remat.device import Accelerator, of
 from remat.planning.budget import UnitBytes
 from remat.planning.options import SolveOptions
@@ -22,7 +23,7 @@ from remat.profiling.room import STEPS, Room
 from remat.training.enable import plans_of
 from remat.training.job import Job
 from remat.training.reserved import Whole
-from remat.units.unit import UNBOUNDED, Unit
+from remat.units.unit import Unit
 from remat.units.units import optimize_units
 from remat_ir import readable
 from standin import device

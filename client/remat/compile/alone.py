@@ -19,7 +19,8 @@ from ..planning.budget import Fraction
 from ..planning.options import SolveOptions
 from ..planning.planner import planner_for
 from .carrier import MOST_GRAPHS, NOTHING_CAPTURED, Carrier, compiled, undisturbed
-from .sized import Backend, PlannedAhead, PlannedSizes, SizedGraph, Traced, planned_ahead
+from .plans import PlannedSizes, Traced
+from .sized import Backend, PlannedAhead, SizedGraph, planned_ahead
 
 
 class _Recorder(Backend):

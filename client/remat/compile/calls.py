@@ -7,17 +7,18 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _compat
 from ..capture.dataflow import tensors
+from ..device import capturing
 from ..planning.division import Stack
 
 if TYPE_CHECKING:
-    from .curve import Point
-    from .sized import PlannedSizes
+    from .plans import PlannedSizes, Point
 
 
 NO_SECOND = (
@@ -65,7 +66,9 @@ def noting_end(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], An
 
 
 class _Token:
-    """Held by autograd's node of a call alone: it goes when no backward pass can come any more."""
+    """Held by autograd's node of a call alone: it goes when no backward pass can come any more; `over`: one has run."""
+
+    over = False
 
 
 class Calls:
@@ -120,3 +123,36 @@ class Calls:
             self._after(call)
 
         node.register_prehook(before)
+
+
+class Outstanding:
+    """The calls under hooks of saved tensors that have not ended: in a checkpoint's region, which runs twice.
+
+    The second run must save what the first one saved, which another plan does not.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[weakref.ref[_Token]] = []
+
+    def note(self, output: Any) -> None:
+        """A call has run forward, with this output."""
+        if not _compat.saved_tensors_have_hooks() or _compat.backward_task() != -1:
+            return
+        for node in {t.grad_fn for t in tensors(output) if t.grad_fn is not None}:
+            token = _Token()
+            node.metadata[self] = token  # type: ignore[index]  # a dict, which torch's stub calls a method
+            self._calls.append(weakref.ref(token))
+            node.register_prehook(partial(_end, self._calls[-1]))
+
+    def may_change(self) -> bool:
+        """Whether a call that begins now may run by another plan than the last one: in a new step."""
+        if capturing() or (_compat.backward_task() != -1 and _compat.saved_tensors_have_hooks()):
+            return False
+        self._calls = [call for call in self._calls if (found := call()) is not None and not found.over]
+        return not self._calls
+
+
+def _end(call: weakref.ref[_Token], _: Any) -> None:
+    found = call()
+    if found is not None and not _compat.keeps_graph():
+        found.over = True

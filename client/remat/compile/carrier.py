@@ -20,7 +20,8 @@ from ..capture.refused import logging_functions, refuse_flattened, refuse_sharde
 from ..errors import CaptureError
 from ..profiling.fixed import here
 from ..switch import plans_are_off
-from .sized import Backend, PlannedAhead, PlannedSizes, is_ahead, planned_ahead
+from .plans import PlannedSizes
+from .sized import Backend, PlannedAhead, is_ahead, planned_ahead
 
 log = logging.getLogger("remat")
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,10 +31,7 @@ from ..planning.division import Pass, Row, Stack, divide, least_bytes, peak_by
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from .calls import Call, Calls
-from .curve import Point, solved
-
-if TYPE_CHECKING:
-    from .sized import PlannedSizes
+from .plans import PlannedSizes, Point, solved
 
 log = logging.getLogger("remat")
 
@@ -412,7 +409,7 @@ class SharedBudget:
         fixed = max(sum(self._fixed.values()), *(planned.graph.fixed_bytes for planned in self._of.values()))
         (fixed,) = self._ranks.most([fixed])
         whole = peak_by(rows, plain)
-        allowed = _allowed(self.budget, self._asking.slack, fixed, whole)
+        allowed = allowed_bytes(self.budget, self._asking.slack, fixed, whole)
         chosen = self._by_first(lambda: self._choose(rows, allowed))
         if chosen is None:
             self._wanted = True
@@ -536,7 +533,7 @@ def _cost(chosen: Mapping[Stack, Point]) -> int:
     return sum(point.option.cost_ns for point in chosen.values())
 
 
-def _allowed(budget: Budget, slack: float, fixed: int, plain: int) -> int:
+def allowed_bytes(budget: Budget, slack: float, fixed: int, plain: int) -> int:
     """The bytes above the fixed ones that a budget leaves."""
     if isinstance(budget, Fraction):
         return int(budget.fraction * plain)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import logging
 import random
 import threading
@@ -11,71 +9,41 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
 import torch
 from torch import fx
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, checkpointed, plain_plan, verify
+from remat_ir import Answer, Graph, Problem, checkpointed
 
 from .. import _compat
 from ..capture.dataflow import dataflow, device_of, resident_bytes
 from ..capture.group import groups
 from ..capture.joint import compiled_joint
-from ..capture.operations import Operations, notes, operations, to_graph
-from ..capture.outstanding import Outstanding
+from ..capture.operations import notes, operations, to_graph
 from ..capture.refused import refuse, refuse_split_by_ddp
 from ..errors import BudgetTooSmall, CaptureError
-from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.link import link_for
-from ..lowering.lower import lower
 from ..planning.budget import Budget, Fraction, budget_bytes
 from ..planning.options import SolveOptions
 from ..planning.phases import doing
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
-from ..planning.quick import Better, improved, quick_answer, tell_of_better
+from ..planning.quick import improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
-from ..profiling.profile import Profiled, profile_kernels
+from ..profiling.profile import profile_kernels
 from ..switch import note_planned_call
-from .calls import noting_end
-from .curve import Point, Priced, curve, point_of
+from .plans import UNBOUNDED, PlannedSizes, Run, Step, Traced, by_plan
 from .rewrite import Counted, divided, inlined, read_as_numbers, with_constants
 from .shared import Division, SharedBudget
 
 log = logging.getLogger("remat")
 
-UNBOUNDED = 2**53
-"""More bytes than any step needs."""
-
 MOST_KNOWN = 64
 """Plans of other sizes that a new one may start from."""
 
-Run: TypeAlias = Callable[..., Any]
 Sizes: TypeAlias = tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """One graph of Dynamo's, traced at the sizes of a call.
-
-    Attributes:
-        module: Dynamo's graph, which runs by itself, too.
-        inputs: the tensors and numbers that the graph and its trace take, those that the graph holds first.
-        joint: forward and backward in one.
-        descriptor: what AOTAutograd needs to make a function of the planned graphs.
-    """
-
-    module: fx.GraphModule
-    inputs: Sequence[Any]
-    joint: fx.GraphModule
-    descriptor: Any
-
-    @property
-    def forward_outputs(self) -> int:
-        """How many of the joint graph's outputs the forward pass returns."""
-        return _compat.forward_outputs(self.descriptor)
 
 
 class _Thread(threading.local):
@@ -124,137 +92,6 @@ def planned_ahead(call: Callable[[], Any]) -> PlannedSizes | None:
 def is_ahead() -> bool:
     """Whether this thread makes a call to plan it alone."""
     return _THREAD.ahead
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One graph of Dynamo's, traced and priced at the sizes of a call.
-
-    Attributes:
-        graph: the problem that it poses.
-    """
-
-    descriptor: Any
-    operations: Operations
-    graph: Graph
-    profiled: Profiled
-
-    def compile(self, plan: Plan) -> Run:
-        """What runs it by a plan that the verifier has passed: one trace serves for any number of plans."""
-        lowered = lower(self.operations, plan)
-        with _compat.traced_alone(), _compat.only_real_tensors():
-            return _compat.compile_joint(
-                self.descriptor,
-                lambda *_, **__: (lowered.forward, lowered.backward),
-                checked_function,
-                lambda graph, _: noting_end(boxed_function(graph)),
-            )
-
-
-_NUMBERS = itertools.count()
-
-
-@dataclass(eq=False)
-class PlannedSizes:
-    """One graph of Dynamo's at one set of sizes: what was traced, once, and the plan that it runs by.
-
-    Where a step has several calls there are several plans of it, one for each `Point` that a call takes.
-
-    Attributes:
-        graph: what was planned.
-        answer: the one that `run` follows.
-        run: takes the inputs of Dynamo's graph.
-        better: a better answer that is still looked for, and what is made of it in the caller's thread.
-        outstanding: its calls that may run again, which need the plan that they began with.
-        priced: what it poses.
-        number: its own, by which calls of it are known.
-    """
-
-    graph: Graph
-    answer: Answer
-    run: Run = field(repr=False)
-    better: Better[tuple[Run, Answer]] | None = field(repr=False)
-    outstanding: Outstanding = field(default_factory=Outstanding, repr=False)
-    priced: Priced = field(kw_only=True, repr=False)
-    number: int = field(default_factory=_NUMBERS.__next__, init=False)
-    _runs: dict[int, tuple[Point, Run]] = field(default_factory=dict, init=False, repr=False)
-    _more: list[Point] = field(default_factory=list, init=False, repr=False)
-
-    @functools.cached_property
-    def least(self) -> Point:
-        """The plan that holds least between its passes."""
-        return point_of(self.priced, checkpointed(self.graph))
-
-    @functools.cached_property
-    def plain(self) -> Point:
-        """The plan that computes nothing again."""
-        return point_of(self.priced, plain_plan(self.graph))
-
-    @property
-    def own(self) -> Point:
-        """The one that it runs by where it is alone."""
-        if not isinstance(self.answer.plan, Plan):
-            return self.plain
-        return point_of(self.priced, self.answer.plan)
-
-    @functools.cached_property
-    def _curve(self) -> list[Point]:
-        return curve(self.priced, (self.least, self.plain))
-
-    def points(self) -> list[Point]:
-        """Plans of it at several bounds, with what has been added."""
-        return [*self._curve, *self._more]
-
-    def add(self, point: Point) -> None:
-        """One more plan of it."""
-        self._more.append(point)
-
-    def point(self, plan: Plan) -> Point:
-        """The point of a plan of it."""
-        found = next((point for point in self._more if point.plan == plan), None)
-        if found is None:
-            found = point_of(self.priced, plan)
-            self.add(found)
-        return found
-
-    def has(self, point: Point) -> bool:
-        """Whether a plan of it has been compiled."""
-        return id(point) in self._runs
-
-    def by(self, point: Point) -> Run:
-        """What runs it by a plan, compiled at its first call, under the state of that."""
-        if not self.has(point):
-            verify(Problem(self.graph, UNBOUNDED), point.plan)
-            self._runs[id(point)] = point, self.compiled(point.plan)
-        return self._runs[id(point)][1]
-
-    def compiled(self, plan: Plan) -> Run:
-        """What runs it by a plan that the verifier has passed."""
-        assert isinstance(self.priced, Step)
-        return self.priced.compile(plan)
-
-    def keep(self, points: Sequence[Point]) -> None:
-        """Forget what runs other plans: a call that has begun ends by what it began with."""
-        kept = {id(point) for point in (*points, self.least)}
-        self._runs = {key: found for key, found in self._runs.items() if key in kept}
-
-    def take_over(self) -> None:
-        """Run by the better plan from now on, if it has come; a call that has begun ends by the plan it began with."""
-        if self.better is None:
-            return
-        found = self.better.take(self.outstanding.may_change())
-        if found is not None:
-            before, (self.run, self.answer) = self.answer, found
-            tell_of_better(self.answer, before)
-        if self.better.over:
-            self.better = None  # holds the traced graph
-
-    def __call__(self, *inputs: Any) -> Any:
-        """One forward pass by the plan."""
-        results = self.run(*inputs)
-        if self.better is not None:
-            self.outstanding.note(results)
-        return results
 
 
 class Backend:
@@ -530,18 +367,6 @@ class SizedGraph:
         known = [(each.graph, each.answer) for each in backend.planned[-MOST_KNOWN:]]
         quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
         return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
-
-
-def by_plan(step: Step, problem: Problem, answer: Answer) -> Run:
-    """What runs a traced step by an answer's plan.
-
-    Raises:
-        InvalidPlan: it is not a plan of this problem, or not what the answer says.
-    """
-    if not isinstance(answer.plan, Plan):
-        raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
-    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    return step.compile(answer.plan)
 
 
 def _varies(example: Any) -> bool:

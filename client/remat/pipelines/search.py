@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from remat_ir import Answer, InvalidData, Status, checkpointed, plain_plan, readable
 
 from ..capture.refused import fsdp_module
-from ..compile.curve import Point, curve, point_of, solved
+from ..compile.plans import Point, curve, point_of, solved
+from ..compile.shared import allowed_bytes
 from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
@@ -35,7 +36,6 @@ from ..training.job import Job
 from ..training.planned import Planned
 from ..training.step import TrainingStep
 from ..units.unit import Trace, Unit
-from ..units.units import allowed_bytes
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
 from .standing import Standing, standing

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import Schedule1F1B
 from remat_ir import Graph, InvalidData, Plan, checkpointed, plain_plan
 
 from ..capture.dataflow import tensors
-from ..compile.curve import Point, curve, point_of, solved
+from ..compile.plans import Point, curve, point_of, solved
 from ..device import NAMED
 from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
 from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions

@@ -16,7 +16,7 @@ from remat_ir import Answer, InvalidData, Problem
 from ..capture.call import check_module, example_call
 from ..chains.chained import ChainedModule
 from ..compile.carrier import Carrier
-from ..compile.sized import Traced
+from ..compile.plans import Traced
 from ..planning.budget import Budget
 from ..planning.headline import headline
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options

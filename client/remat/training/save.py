@@ -8,7 +8,7 @@ from torch import nn
 
 from remat_ir import Answer, InvalidData, Problem, verify
 
-from ..compile.sized import UNBOUNDED
+from ..compile.plans import UNBOUNDED
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..profiling.profile import device_kind
 from .enable import backend_of, plans_of

@@ -19,7 +19,7 @@ from ..capture.group import groups, groups_like
 from ..capture.operations import Operations, operations, to_graph
 from ..compile.alone import capture
 from ..compile.calls import noting_end
-from ..compile.sized import Traced
+from ..compile.plans import Traced
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import Lowered, lower

@@ -14,8 +14,8 @@ from torch import nn
 from remat_ir import Plan
 
 from .. import _compat, generators
-from ..compile.curve import point_of
-from ..compile.sized import Backend, PlannedSizes, Run, SizedGraph, Traced
+from ..compile.plans import PlannedSizes, Run, Traced, point_of
+from ..compile.sized import Backend, SizedGraph
 from ..device import capturing
 from ..device_flags import device_failed
 from ..errors import CaptureError

@@ -13,8 +13,7 @@ from torch import nn
 
 from remat_ir import Answer, Plan, checkpointed
 
-from ..compile.curve import unit_problem
-from ..compile.sized import Traced
+from ..compile.plans import UNBOUNDED, Traced, unit_problem
 from ..device import Interval, of
 from ..errors import CaptureError
 from ..planning.allot import Option, Place
@@ -30,8 +29,6 @@ from ..training.planned import Planned
 from ..training.reserved import Whole
 from ..training.step import TrainingStep
 from ..training.traced import TrainingBackend
-
-UNBOUNDED = 2**53
 
 
 class Unit:

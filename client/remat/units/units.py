@@ -21,11 +21,12 @@ from remat_ir import Answer, InvalidData, Plan, Problem, Status, checkpointed, p
 
 from ..capture.call import example_call
 from ..capture.operations import check_functional
-from ..compile.curve import Point, curve, point_of, unit_problem
+from ..compile.plans import UNBOUNDED, Point, curve, point_of, unit_problem
+from ..compile.shared import allowed_bytes
 from ..distributed.ranks import planner_of
 from ..errors import BudgetTooSmall, NothingFound
 from ..planning.allot import Place, allot, least_budget, peak_of
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, read_budget
+from ..planning.budget import Budget, UnitBytes, bytes_of, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner
 from ..profiling.fixed import resident
@@ -37,7 +38,7 @@ from ..training.job import Job
 from ..training.planned import Planned
 from ..training.reserved import Whole
 from ..training.step import TrainingStep
-from .unit import UNBOUNDED, Rest, Trace, Unit, rest_of
+from .unit import Rest, Trace, Unit, rest_of
 
 log = logging.getLogger("remat")
 
@@ -353,17 +354,6 @@ def _more(one: Rest, other: Rest) -> Rest:
         Place(*(max(pair) for pair in zip(a, b, strict=True))) for a, b in zip(one.places, other.places, strict=True)
     )
     return Rest(one.order, max(one.before_bytes, other.before_bytes), places)
-
-
-def allowed_bytes(budget: Budget, slack: float, fixed: int, plain: int) -> int:
-    """The bytes above the fixed ones that a budget leaves."""
-    if isinstance(budget, Fraction):
-        return int(budget.fraction * plain)
-    if isinstance(budget, ActivationBytes):
-        return bytes_of(budget.size)
-    size = device_budget(budget, slack)
-    assert isinstance(size, int), "see optimize_units"
-    return size - fixed
 
 
 def _no_answer(budget: int) -> Answer:
