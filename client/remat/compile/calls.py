@@ -15,6 +15,7 @@ import torch
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..device import capturing
+from ..planning.allot import Option
 from ..planning.division import Stack
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class Call:
     stack: Stack
     planned: PlannedSizes
     point: Point | None
+
+    @property
+    def option(self) -> Option:
+        """What its plan comes to."""
+        return (self.point or self.planned.own).option
 
 
 _ENDS: dict[tuple[int, int], Callable[[], None]] = {}
@@ -94,10 +100,9 @@ class Calls:
         """Those that are, the oldest first."""
         return tuple(self._found.copy().values())
 
-    def begun(self, planned: PlannedSizes, point: Point | None) -> Call:
-        """A call that is about to run."""
-        below = (call.planned.number for call in self.outstanding())
-        return Call((*below, planned.number), planned, point)
+    def stack(self, planned: PlannedSizes) -> Stack:
+        """Of a call that is about to run."""
+        return *(call.planned.number for call in self.outstanding()), planned.number
 
     def note(self, call: Call, inputs: Sequence[Any], results: Any) -> None:
         """A call has run forward; where gradients come back to it, it is outstanding from now on."""

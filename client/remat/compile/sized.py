@@ -147,7 +147,7 @@ class Backend:
         reason = getattr(module, "compile_subgraph_reason", None)
         if getattr(reason, "graph_break", False):
             self.shared.share()
-        self.shared.compiling()
+        self.shared.watching.compiling()
         parts = None if self.asking.on_failure == "raise" else divided(module, self._sized)
         if parts is None:
             return self._sized(module)
@@ -227,7 +227,7 @@ class SizedGraph:
     def _found(self, inputs: Sequence[Any]) -> PlannedSizes | None:
         sizes = self._sizes(inputs)
         if sizes not in self.made:
-            self._backend.shared.compiling()
+            self._backend.shared.watching.compiling()
             planned = self._planned(inputs)
             sizes = self._sizes(inputs)  # fewer of them count where the graph turned out to overwrite no input
             self.made[sizes] = planned
@@ -267,7 +267,7 @@ class SizedGraph:
                 if not shared.several and shared.calls.outstanding() and not _compat.saved_tensors_have_hooks():
                     shared.share()
                 found = self._solved_or_least(traced)
-                shared.on(device_of(found.priced.operations.flow))
+                shared.watching.device = device_of(found.priced.operations.flow)
                 return found
         except CaptureError as error:
             if self._backend.asking.on_failure == "raise":
