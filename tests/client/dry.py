@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat._compat.inductor import Generated, dry_run
-from remat._compat.inductor.fusion import PlanOrder, fusing
+from remat._compat.inductor.compiling import PlanOrder, fusing
 
 
 def generated(

@@ -9,7 +9,7 @@ from torch._inductor.choices import InductorChoices
 
 from client.dry import generated
 from remat._compat.inductor import Generated
-from remat._compat.inductor.fusion import PlanOrder
+from remat._compat.inductor.compiling import PlanOrder
 
 
 def step(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 
 from .versions import lacking, library, require
 
-__all__ = ["OnMeta", "fake_cuda", "fake_on", "replaced"]
+__all__ = ["OnMeta", "fake_cuda", "replaced"]
 
 require(lacking((), ((torch._C, "_ensureCUDADeviceGuardSet"), (torch._C, "_accelerator_getAccelerator"))))
 
@@ -58,11 +58,6 @@ def fake_cuda(device: torch.device) -> Iterator[None]:
                 yield
         finally:
             restore()
-
-
-def fake_on(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
-    """A fake tensor on a device, with the metadata of one on the meta device."""
-    return FakeTensor(mode, tensor, device)
 
 
 @contextlib.contextmanager
@@ -154,7 +149,7 @@ def _self_test(device: torch.device) -> None:
     """
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            x = fake_on(mode, torch.empty(2, 2, device="meta"), device).requires_grad_()
+            x = FakeTensor(mode, torch.empty(2, 2, device="meta"), device).requires_grad_()
             (found,) = torch.autograd.grad((x @ x).sum(), x)
     except RuntimeError as error:
         why = str(error).partition("\n")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,39 +28,52 @@ from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _side_effectful_functions
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from .versions import lacking, require
 
 __all__ = [
     "CHECKS",
+    "MODULE_STACKS",
     "FakeTensor",
     "FakeTensorMode",
     "compile_joint",
+    "copy_sources",
+    "description",
     "descriptors",
     "detect_fake_mode",
     "draws_numbers",
     "dynamo_settings",
+    "empty_like",
+    "example_of",
     "export_joint",
+    "fake_like",
     "forward_outputs",
     "frame_number",
     "has_tangents",
+    "input_place",
     "inside_transform",
+    "is_backward",
     "is_internal",
     "is_no_graph",
     "is_skipped",
     "is_tangent",
+    "is_wrapper",
     "joint_graph",
     "module_path",
     "no_function_modes",
+    "of_torch_or_python",
     "only_real_tensors",
     "own_checkpoint",
     "own_checkpoints",
     "raised_by_backend",
     "saved_unchecked",
+    "sequence_number",
     "set_descriptors",
+    "set_examples",
     "split_by_ddp",
     "traced_alone",
+    "traced_from",
     "updated_inputs",
 ]
 
@@ -353,3 +366,89 @@ def is_internal(error: Exception) -> bool:
 def saved_unchecked(node: fx.Node) -> bool:
     """Whether AOTAutograd saves a value without a look at its version: it may be overwritten before it is read."""
     return bool(node.meta.get("saved_tensor_with_no_vc_check"))
+
+
+MODULE_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+"""Notes of the modules whose forward made a node, or what it differentiates; Dynamo's nodes have the first."""
+
+
+_PACKAGES = frozenset({"torch", "_operator", "operator", "builtins", "math"})
+
+
+def of_torch_or_python(target: Any) -> bool:
+    """Whether a function that Dynamo leaves in a graph is torch's or Python's: a version says what it does."""
+    return str(getattr(target, "__module__", None) or "torch").partition(".")[0] in _PACKAGES
+
+
+def example_of(node: fx.Node) -> Any:
+    """The fake value of a node of Dynamo's."""
+    return node.meta.get("example_value")
+
+
+def set_examples(module: fx.GraphModule, examples: Mapping[str, Any]) -> None:
+    """Say of the inputs of a part of a graph of Dynamo's what they are, by the names of its nodes."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        node.meta["example_value"] = examples[str(node.target)]
+
+
+def empty_like(graph: fx.Graph) -> fx.Graph:
+    """A graph without nodes that takes its inputs as another one does."""
+    made = fx.Graph()
+    made.set_codegen(graph._codegen)
+    return made
+
+
+def description(node: fx.Node) -> Any:
+    """What AOTAutograd says of an input; None where it says nothing."""
+    return node.meta.get("desc")
+
+
+def input_place(node: fx.Node) -> int | None:
+    """Which input of Dynamo's graph an input of a joint graph is; None for a tensor that the graph itself holds."""
+    return getattr(node.meta.get("desc"), "idx", None)
+
+
+def copy_sources(like: Any, to: Any) -> None:
+    """Say of a graph of torch.compile's where its inputs come from, which copying its nodes does not."""
+    for its, mine in zip(*(each.graph.find_nodes(op="placeholder") for each in (like, to)), strict=True):
+        if hasattr(its, "_dynamo_source"):
+            mine._dynamo_source = its._dynamo_source
+    if hasattr(like, "_param_name_to_source"):
+        to._param_name_to_source = like._param_name_to_source
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd says that the backward pass made a node."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def sequence_number(node: fx.Node) -> int | None:
+    """What a node of the backward pass has in common with the one that it differentiates."""
+    number: int | None = node.meta.get("seq_nr")
+    return number
+
+
+def traced_from(node: fx.Node) -> str:
+    """The name of Dynamo's node for which AOTAutograd's forward pass made this one; empty where it does not say."""
+    sources = node.meta.get("from_node")
+    return str(sources[0].name) if sources else ""
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds others, as a DTensor does, by more than its own metadata says."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def fake_like(tensor: Any, holder: torch.Tensor | None) -> torch.Tensor:
+    """A fake tensor like another one, in the storage that a third one has; None: in a storage of its own.
+
+    It is to be called under `only_real_tensors`.
+    """
+    if holder is None:
+        memory_of: Any = torch.UntypedStorage
+        storage = memory_of(tensor.untyped_storage().nbytes(), device="meta")
+    else:
+        storage = holder.untyped_storage()
+    made = torch.empty(0, dtype=tensor.dtype, device="meta")
+    made = made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return FakeTensor(tensor.fake_mode, made, tensor.device).requires_grad_(tensor.requires_grad)

@@ -194,7 +194,7 @@ class _Faked:
         if known is not None:
             return known[1]
         with torch.no_grad():
-            found: torch.Tensor = _compat.fake_on(self._mode, tensor.detach().to("meta"), self._device)
+            found: torch.Tensor = _compat.FakeTensor(self._mode, tensor.detach().to("meta"), self._device)
         if isinstance(tensor, nn.Parameter):
             found = nn.Parameter(found, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:

@@ -11,7 +11,28 @@ import torch
 from torch import fx
 
 from ..operators import OpOverload, is_mutable
-from .parts import ComputedBuffer, FixedLayout, WorkspaceArg, get_dtype_size, wrapper
+from ..versions import lacking, require, required
+
+with required("a plan under Inductor"):
+    from torch._inductor.codegen import wrapper
+    from torch._inductor.codegen.common import WorkspaceArg
+    from torch._inductor.ir import ComputedBuffer, FixedLayout
+    from torch._inductor.utils import get_dtype_size
+
+__all__ = ["Event", "Generated", "alone"]
+
+_LINES = (
+    "AllocateLine",
+    "FreeIfNotReusedLine",
+    "FreeLine",
+    "ReuseLine",
+    "ReinterpretLine",
+    "ExternKernelAllocLine",
+    "ExternKernelOutLine",
+    "MultiOutputLine",
+)
+
+require(lacking((), tuple((wrapper, name) for name in _LINES)), "the part for plans under Inductor")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Inductor called: with a partition of ours, without compiling a kernel, or on a graph alone."""
+"""Inductor called: with a partition of ours, without compiling a kernel, or on a graph alone.
+
+Kernels fuse where a plan's order stays, and operators of ours say what is written to memory, and in which layout.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,170 @@ import torch
 from torch import fx
 
 from ..tracing import only_real_tensors
+from ..versions import lacking, require, required
 from .code import Generated, generated, input_strides
-from .fusion import PlanOrder, fusing
-from .parts import (
-    AOTAutogradCache,
-    CustomPartitionerFn,
-    DebugContext,
-    GraphLowering,
-    InductorChoices,
-    TracingContext,
-    collect_bw_donated_buffer_idxs,
-    compile_fx,
-    functorch_config,
-    min_cut_rematerialization_partition,
-    replaced,
-    tracing,
+
+with required("a plan under Inductor"):
+    import torch._functorch.config as functorch_config
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.fusion_regions import is_fusible_node
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ExternKernel, FlexibleLayout, get_stride_order
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+__all__ = [
+    "CustomKnapsackSolver",
+    "Plain",
+    "channels_last_cat",
+    "compile_graph",
+    "config",
+    "copied",
+    "dry_run",
+    "force_stride_order",
+    "is_fusible_node",
+    "is_seed",
+    "materialized_copy",
+    "plain_code",
+    "prefers_channels_last",
+    "run",
+    "stored",
+]
+
+require(
+    lacking(
+        (
+            (compile_fx.compile_fx, ("model_", "example_inputs_", "inner_compile", "config_patches")),
+            (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
+            (compile_fx.compile_fx_backward, ("gm", "compiler_config_extra", "inner_compile")),
+            (compile_fx._InProcessFxCompile.codegen_and_compile, ("gm", "inputs_to_check", "graph_kwargs")),
+            (AOTAutogradCache.save, ("key", "entry")),
+            (collect_bw_donated_buffer_idxs, ("fw_module", "bw_module", "fw_metadata")),
+            (InductorChoices.can_fuse_horizontal, ("scheduler", "node1", "node2")),
+            (InductorChoices.can_fuse_vertical, ("scheduler", "node1", "node2")),
+        ),
+        (
+            (config, "custom_partitioner_fn"),
+            (config, "inductor_choices_class"),
+            (V, "set_choices_handler"),
+            (functorch_config, "force_non_lazy_backward_lowering"),
+            (functorch_config, "enable_autograd_cache"),
+            (GraphLowering, "compile_to_module"),
+            (GraphLowering, "codegen"),
+            (FlexibleLayout, "contiguous_strides"),
+        ),
+    ),
+    "the part for plans under Inductor",
 )
+
+
+@contextlib.contextmanager
+def replaced(owner: type, name: str, value: Any) -> Iterator[None]:
+    """Inside, a class has another attribute: for what Inductor has no setting for."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default})
+
+
+class PlanOrder(InductorChoices):
+    """Inductor's own choices, but for fusions that pull other kernels out of the plan's order.
+
+    A fused kernel runs where the first of its parts stood. What the later part still waits for is run before, with all
+    that this holds in memory: a recomputation fused with a kernel far ahead of it, by a mask that both read, is done by
+    then. The order of the graph is the plan's.
+
+    Beside convolutions sums stay together: how much else is in their kernel decides whether the rest of a vector is
+    summed in vectors, too, and so how its sums round.
+    """
+
+    @staticmethod
+    def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        """Whether two kernels that read the same may become one."""
+        if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
+            return False
+        sums = node1.is_reduction() and node2.is_reduction()
+        return (sums and _has_convolutions()) or not _pulls_others(scheduler, node1, node2)
+
+    @staticmethod
+    def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        """Whether a kernel and one that reads what it writes may become one."""
+        allowed = InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score)
+        return allowed and not _pulls_others(scheduler, node1, node2)
+
+    def uuid(self) -> str:
+        """For the keys of Inductor's caches."""
+        return "remat PlanOrder 1"
+
+
+def _has_convolutions() -> bool:
+    lowered: Any = V.graph.module
+    return any(node.target in CONVOLUTIONS for node in lowered.graph.nodes)
+
+
+def _pulls_others(scheduler: Any, node1: Any, node2: Any) -> bool:
+    first, later = sorted((node1, node2), key=lambda node: int(node.min_order))
+    awaited = (scheduler.name_to_fused_node.get(name) for name in later.ancestors)
+    return any(n is not None and n is not first and n is not later and n.min_order > first.max_order for n in awaited)
+
+
+def fusing(choices: InductorChoices) -> contextlib.AbstractContextManager[Any]:
+    """Let these choices be made inside: the setting alone is read once in a thread's life."""
+    handler: contextlib.AbstractContextManager[Any] = V.set_choices_handler(choices)
+    return handler
+
+
+force_stride_order: Any = torch.ops.prims.inductor_force_stride_order.default
+"""Stores a tensor in an order of strides, which is then that of its value, too."""
+
+materialized_copy: Any = torch.ops.aten.lift_fresh_copy.default
+"""A copy that Inductor's removal of what does nothing leaves alone, unlike `clone`; lowered as one."""
+
+
+_library: Any = torch.library.Library("remat", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("stored(Tensor x, int[] strides) -> Tensor")
+_library.impl("stored", lambda x, strides: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("remat::stored", lambda x, strides: torch.empty_like(x), lib=_library)
+stored: Any = torch.ops.remat.stored.default
+"""Stores a tensor in an order of strides, of which its value says nothing: Inductor's own choices change none, either,
+and views of the value stay what they are."""
+
+
+@register_lowering(stored, type_promotion_kind=None)
+def _lower_stored(x: Any, strides: Sequence[int]) -> Any:
+    return ExternKernel.require_stride_order(x, get_stride_order(strides))
+
+
+_library.define("channels_last_cat(Tensor[] tensors, int dim=0) -> Tensor")
+_library.impl("channels_last_cat", lambda tensors, dim=0: torch.cat(tensors, dim), "CompositeExplicitAutograd")
+torch.library.register_fake("remat::channels_last_cat", lambda tensors, dim=0: torch.cat(tensors, dim), lib=_library)
+channels_last_cat: Any = torch.ops.remat.channels_last_cat.default
+"""Tensors side by side in channels last. Inductor fixes the layout of a `cat` when it lowers it: by what it reads, if
+that is in memory already, else by the metadata. What is stored in another one later is a copy of it all."""
+
+
+@register_lowering(channels_last_cat, type_promotion_kind=None)
+def _lower_cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    usual = FlexibleLayout.contiguous_strides
+
+    def channels_last(sizes: Sequence[Any]) -> Any:
+        return FlexibleLayout.stride_ordered(sizes, (3, 0, 2, 1)) if len(sizes) == 4 else usual(sizes)
+
+    with replaced(FlexibleLayout, "contiguous_strides", staticmethod(channels_last)):
+        return lowerings[torch.ops.aten.cat.default](list(tensors), dim)
 
 
 class _Stop(Exception):

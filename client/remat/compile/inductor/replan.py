@@ -12,7 +12,6 @@ from remat_ir import Answer, Compute, Graph, Plan, Problem, readable, replay, ve
 
 from ... import _compat
 from ..._compat import inductor
-from ..._compat.inductor import Generated
 from ...capture.dataflow import is_unknown, tensors
 from ...capture.operations import Operations, custom_name
 from ...errors import CaptureError, NothingFound
@@ -319,7 +318,7 @@ class _Memory:
         if name in self.of:
             self.let_go(self.of.pop(name))
 
-    def play(self, generated: Generated, backward: bool) -> None:
+    def play(self, generated: inductor.Generated, backward: bool) -> None:
         for event in generated.events:
             work = 0
             if event.kind == "alloc":
@@ -336,7 +335,7 @@ class _Memory:
             if regions := frozenset(node.meta[REGION] for node in event.origins if REGION in node.meta):
                 self.kernels.append(Kernel(backward, regions, self.now + work))
 
-    def leave(self, generated: Generated) -> list[int | None]:
+    def leave(self, generated: inductor.Generated) -> list[int | None]:
         """The generated code returns: only its results stay. Returns the storage of each result."""
         found = [self.of.get(name) if name is not None else None for name in generated.outputs]
         for storage in found:
@@ -348,7 +347,7 @@ class _Memory:
 
 
 def step_memory(
-    forward: Generated, backward: Generated, tangents: Sequence[int], results: int, work: Workspace
+    forward: inductor.Generated, backward: inductor.Generated, tangents: Sequence[int], results: int, work: Workspace
 ) -> tuple[int, list[Kernel]]:
     """The peak in bytes above the parameters, buffers and inputs, and the kernels that allocate, in order.
 
