@@ -91,6 +91,26 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
+def value_bytes(node: fx.Node) -> int:
+    """Bytes of the tensors that a node gives."""
+    return sum(t.numel() * t.element_size() for t in tensors(node.meta.get("val")))
+
+
+def value_of(node: fx.Node) -> Any:
+    """What a node gives, as its fake value; a constant of the graph may be there itself."""
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        value = getattr(node.graph.owning_module, str(node.target), None)
+    return value
+
+
+def results_of(graph: fx.Graph) -> list[Any]:
+    """What a graph returns, in order."""
+    results = graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    return list(results)
+
+
 def device_of(flow: Dataflow) -> torch.device:
     """The device of a step's first parameter or input."""
     return next((t.device for p in flow.primals for t in tensors(p.meta.get("val"))), torch.device("cpu"))
@@ -174,8 +194,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     """
     _drop_unread_statistics(joint)
     nodes = list(joint.graph.nodes)
-    results = joint.graph.output_node().args[0]
-    assert isinstance(results, (tuple, list))
+    results = results_of(joint.graph)
     forward_results, backward_results = tuple(results[:forward_outputs]), tuple(results[forward_outputs:])
     checks = [n for n in nodes if is_check(n)]
     live = ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)] + checks)
@@ -245,9 +264,7 @@ class _Storages:
     def enter(self, node: fx.Node) -> list[int]:
         """Note a node; returns the storages that it is the first to hold."""
         source = maker(node)
-        value = node.meta.get("val")
-        if value is None and node.op == "get_attr":
-            value = getattr(node.graph.owning_module, str(node.target), None)
+        value = value_of(node)
         if value is None:
             value = [user.meta.get("val") for user in node.users if user.target is operator.getitem]
         new: list[int] = []
@@ -345,7 +362,7 @@ def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         node.replace_all_uses_with(new)
         updates[target] = new
         graph.erase_node(node)
-    results: Any = output.args[0]
+    results = results_of(graph)
     described = _compat.descriptors(graph) or [None] * len(results)
     output.args = ((*updates.values(), *results),)
     _compat.set_descriptors(graph, [None] * len(updates) + described)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .. import _compat
-from .dataflow import tensors
+from .dataflow import results_of, tensors
 from .repeats import KEPT, Run, metadata, nodes_in, words
 
 _OF_ONE = frozenset({"from_node", "source_fn_stack", "fwd_source_fn_stack"})
@@ -161,7 +161,7 @@ class _Expansion:
         for node in late:
             self._follow(node)
         output = graph.output_node()
-        values, described = list(output.args[0]), _compat.descriptors(graph)  # type: ignore[arg-type]
+        values, described = results_of(graph), _compat.descriptors(graph)
         for position, (like, number, at, primal) in results.items():
             values[position] = self._of[number][at]
             described[position] = replace(described[like], grad_of=_compat.description(primal))
@@ -190,8 +190,7 @@ class _Expansion:
 
     def _results(self) -> dict[int, tuple[int, int, int, fx.Node]]:
         """By positions among the results: where the third block's is; the block, node and primal of this one."""
-        traced, output = self._traced, self._joint.graph.output_node()
-        values: Any = output.args[0]
+        traced, values = self._traced, results_of(self._joint.graph)
         described = _compat.descriptors(self._joint.graph)
         at_primal = {getattr(d, "grad_of", None): position for position, d in enumerate(described)}
         own = {n: [at_primal.get(_compat.description(p)) for p in found] for n, found in enumerate(traced.own) if n}
@@ -320,12 +319,12 @@ def _traced(joint: fx.GraphModule, run: Run, places: Mapping[fx.Node, int]) -> _
         if not backward:
             by_sequence.setdefault(sequence, number)
         first.setdefault((backward, number), position)
-    marks = [first.get((False, n)) for n in (1, 2, len(run.blocks) - 1)]
-    marks += [first.get((True, n)) for n in (2, 1, 0)]
-    if None in marks or marks != sorted(marks):  # type: ignore[type-var]
+    begins = [(False, n) for n in (1, 2, len(run.blocks) - 1)] + [(True, n) for n in (2, 1, 0)]
+    marks = [first[begin] for begin in begins if begin in first]
+    if len(marks) < len(begins) or marks != sorted(marks):
         raise NotAlike("blocks are not one after the other in both passes")
     a, b, c, d, e, f = marks
-    if b - a != c - b or e - d != f - e:  # type: ignore[operator]
+    if b - a != c - b or e - d != f - e:
         raise NotAlike("two blocks have parts of different length")
     primals = {_compat.input_place(n): n for n in nodes if n.op == "placeholder" and not _compat.is_tangent(n)}
     own = [[primals.get(places.get(p, -1)) for p in placeholders] for placeholders in run.own]
@@ -336,4 +335,4 @@ def _traced(joint: fx.GraphModule, run: Run, places: Mapping[fx.Node, int]) -> _
         for leaf, tensor in enumerate(tensors(node.meta.get("val"))):
             owner.setdefault(_compat.storage_key(tensor), (node, leaf))
     order = {node: position for position, node in enumerate(nodes)}
-    return _Traced((*nodes[a:b], *nodes[e:f]), (*nodes[b:c], *nodes[d:e]), b - a, own, order, owner)  # type: ignore[operator,arg-type]
+    return _Traced((*nodes[a:b], *nodes[e:f]), (*nodes[b:c], *nodes[d:e]), b - a, own, order, owner)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from torch import fx
 from remat_ir import Graph, InvalidData
 
 from .. import _compat
-from .dataflow import Dataflow, is_choice, is_random, is_unknown, stateless, tensors
+from .dataflow import Dataflow, is_choice, is_random, is_unknown, stateless, tensors, value_bytes
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -139,7 +139,7 @@ def operations(
     ops.append(_turn(flow))
     ops += tail
     ops += [
-        Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(_bytes(pair[0])),))
+        Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(value_bytes(pair[0])),))
         for pair in _copied_gradients(flow)
     ]
     ops, keep = _only_what_is_read(flow, ops)
@@ -264,11 +264,6 @@ def on_cpu(node: fx.Node) -> bool:
     """Whether a kernel's outputs lie in host memory."""
     found = next(tensors(node.meta.get("val")), None)
     return found is not None and found.device.type == "cpu"
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel() * value.element_size())
 
 
 def _ports(

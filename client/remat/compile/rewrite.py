@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from .. import _compat
-from ..capture.dataflow import ancestors, tensors
+from ..capture.dataflow import ancestors, results_of, tensors
 
 log = logging.getLogger("remat")
 
@@ -84,7 +84,7 @@ class Counted:
             self._split(module, set().union(*apart.values()))
 
     def _split(self, module: fx.GraphModule, following: set[fx.Node]) -> None:
-        results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+        results = results_of(module.graph)
         self._positions = [i for i, result in enumerate(results) if result in following]
         left = [None if i in self._positions else result for i, result in enumerate(results)]
         self.rest = _copied(module, left, without=following)

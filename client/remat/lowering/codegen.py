@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .. import _compat
+from ..capture.dataflow import results_of
 from ..errors import CaptureError
 from ..profiling.inputs import arguments
 
@@ -25,20 +26,18 @@ def halfway(results: tuple[Any, ...]) -> None:
     its arguments when it stops here."""
 
 
-def boxed_function(module: fx.GraphModule, name: str = "step") -> Callable[[list[Any]], Any]:
+def boxed_function(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Compile a graph to a function of one list of arguments, which it empties.
 
     Operators are bound once and called without torch's Python wrapper. Values that a line is the last to read are
     dropped in that line's successor, so peak memory is that of the graph.
     """
-    source, scope = _source(module, name)
-    exec(compile(source, f"<remat {name}>", "exec"), scope)
-    function = scope[name]
-    function.source = source
-    return _compat.boxed(function)
+    source, scope = _source(module)
+    exec(compile(source, "<remat step>", "exec"), scope)
+    return _compat.boxed(scope["step"])
 
 
-def _source(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
+def _source(module: fx.GraphModule) -> tuple[str, dict[str, Any]]:
     scope: dict[str, Any] = {}
     bound: dict[Any, str] = {}
 
@@ -66,7 +65,7 @@ def _source(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
     names = {node: f"v{i}" for i, node in enumerate(nodes)}
     dying = _last_uses(nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    lines = [f"def {name}(args):"]
+    lines = ["def step(args):"]
     if placeholders:
         lines.append("    " + "".join(names[n] + ", " for n in placeholders) + "= args")
     lines.append("    args.clear()")
@@ -91,7 +90,7 @@ def _source(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
     # names that are bound to globals are looked up faster as defaults of the function
     defaults = ", ".join(f"{n}={n}" for n in scope)
     if defaults:
-        lines[0] = f"def {name}(args, *, {defaults}):"
+        lines[0] = f"def step(args, *, {defaults}):"
     return "\n".join(lines) + "\n", scope
 
 
@@ -141,7 +140,7 @@ def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], An
         CaptureError: the two differ, in that call: see `_compare`.
     """
     function, due = boxed_function(module), True
-    nodes: Any = module.graph.output_node().args[0]
+    nodes = results_of(module.graph)
     places = [place for place, node in enumerate(nodes) if isinstance(node, fx.Node) and _is_torchs(node)]
     said = [(nodes[place], nodes[place].meta.get("val")) for place in places]
 
@@ -154,7 +153,6 @@ def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], An
             due, said = False, []
         return results
 
-    run.source = function.source  # type: ignore[attr-defined]
     return _compat.boxed(run)
 
 

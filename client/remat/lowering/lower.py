@@ -80,8 +80,8 @@ class _Lowering:
         self.steps = plan.steps
         self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
         self.times = Counter(s.op for s in self.computes)
-        self.forward = _Pass(self.flow.joint)
-        self.backward = _Pass(self.flow.joint)
+        self.forward = Pass(self.flow.joint)
+        self.backward = Pass(self.flow.joint)
         self.saved: list[fx.Node] = []
         self.saved_as: dict[fx.Node, fx.Node] = {}
         self.done: set[int] = set()
@@ -139,7 +139,7 @@ class _Lowering:
         originals = frozenset(self.step.originals.values())
         return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
 
-    def _emit_all(self, steps: Sequence[Step], passes: tuple[_Pass, ...]) -> None:
+    def _emit_all(self, steps: Sequence[Step], passes: tuple[Pass, ...]) -> None:
         """Emit steps of the plan into the last of the passes that have begun."""
         for step in steps:
             if isinstance(step, Compute):
@@ -149,7 +149,7 @@ class _Lowering:
             else:
                 self.transfers.emit(step, passes[-1], passes)
 
-    def _present(self, into: _Pass, table: str, key: fx.Node) -> fx.Node | None:
+    def _present(self, into: Pass, table: str, key: fx.Node) -> fx.Node | None:
         """The node that stands for a key of a pass's table now; None: the lowered step has no such tensor."""
         if table == "env":
             return self._get(into, key)
@@ -157,7 +157,7 @@ class _Lowering:
             return self._state(into, key) if key in self.forward.states or key in into.states else None
         return self._get(into, key) if self.step.originals[key] in self.late_originals else None
 
-    def _emit(self, into: _Pass, op: Op, index: int) -> None:
+    def _emit(self, into: Pass, op: Op, index: int) -> None:
         again = index in self.done
         self.done.add(index)
         if op.kind is Kind.ORIGINAL:
@@ -185,7 +185,7 @@ class _Lowering:
                 owners = {self.flow.owner[s] for node in op.nodes for s in self.flow.reads[node]}
                 self.reread |= owners & set(self.flow.primals)
 
-    def _update(self, into: _Pass, primal: fx.Node) -> None:
+    def _update(self, into: Pass, primal: fx.Node) -> None:
         assert self.update is not None
         position = self.flow.primals.index(primal)
         result = self.flow.backward_results[position]
@@ -201,14 +201,14 @@ class _Lowering:
             self._index = {n: i for i, op in enumerate(self.step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
         return self._index[node]
 
-    def _save_state(self, into: _Pass, node: fx.Node) -> None:
+    def _save_state(self, into: Pass, node: fx.Node) -> None:
         state = into.call(save_state, (_device(node),), {}, node.name + "_state")
         # AOTAutograd counts the tensors that are saved by their fake ones
         like = next(tensors(node.meta["val"]))
         state.meta = {"val": like.new_empty(0, dtype=torch.uint8, device="cpu")}
         into.states[node] = state
 
-    def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
+    def _kernel(self, into: Pass, node: fx.Node, again: bool, host_state: int) -> None:
         into.forget(self.flow.makes[node])
         variant = stateless(node) if again and into is self.backward else None
         taken = [node.args[i] for i in variant[1]] if variant else node.args
@@ -233,12 +233,12 @@ class _Lowering:
             piece.meta = dict(item.meta)
             into.env[item] = piece
 
-    def _state(self, into: _Pass, node: fx.Node) -> fx.Node:
+    def _state(self, into: Pass, node: fx.Node) -> fx.Node:
         if node not in into.states:
             into.states[node] = self._carry(self.forward.states[node], node.name + "_state")
         return into.states[node]
 
-    def _get(self, into: _Pass, node: fx.Node) -> fx.Node:
+    def _get(self, into: Pass, node: fx.Node) -> fx.Node:
         """The node that stands for a node of the joint graph now, views made anew where they are not at hand."""
         if node.op == "placeholder":
             if node in self.step.originals and self.step.originals[node] in self.late_originals:
@@ -266,7 +266,7 @@ class _Lowering:
         return self.saved_as[source]
 
 
-class _Pass:
+class Pass:
     """One of the two graphs while it grows: what stands for which node of the joint graph right now."""
 
     def __init__(self, joint: fx.GraphModule) -> None:
@@ -278,6 +278,10 @@ class _Pass:
         self.missing: Callable[[fx.Node], fx.Node] = _unavailable
         self._views: dict[int, list[fx.Node]] = {}
         self._last_placeholder: fx.Node | None = None
+
+    def table(self, name: str) -> dict[fx.Node, fx.Node]:
+        """One of the three, by its name."""
+        return {"env": self.env, "states": self.states, "originals": self.originals}[name]
 
     def placeholder(self, name: str, like: fx.Node) -> fx.Node:
         if self._last_placeholder is None:

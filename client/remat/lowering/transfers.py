@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -16,6 +16,9 @@ from .. import _compat
 from ..capture.operations import Kind, Operations, getitems
 from ..device import of
 from .link import Copies, Link, Place, link_of
+
+if TYPE_CHECKING:
+    from .lower import Pass
 
 Transfer: TypeAlias = Offload | Wait | Drop | Prefetch
 
@@ -132,7 +135,7 @@ class Transfers:
     def __init__(
         self,
         step: Operations,
-        get: Callable[[Any, str, fx.Node], fx.Node | None],
+        get: Callable[[Pass, str, fx.Node], fx.Node | None],
         carry: Callable[[fx.Node, str], fx.Node],
     ) -> None:
         self._flow, self._get, self._carry = step.flow, get, carry
@@ -145,7 +148,7 @@ class Transfers:
         """Let go of a copy that was never needed."""
         self._copies.pop(self._storages[value], None)
 
-    def emit(self, step: Transfer, now: Any, passes: tuple[Any, ...]) -> None:
+    def emit(self, step: Transfer, now: Pass, passes: tuple[Pass, ...]) -> None:
         """Emit one transfer into the pass `now`, which is the last of those that have begun."""
         storage = self._storages[step.value]
         late = len(passes) > 1
@@ -165,35 +168,35 @@ class Transfers:
             made = now.call(offloaded, (self._here(copy, now, passes),), {}, self._name(storage, "offloaded"))
             self._copies[storage] = _Copy(made, late)
 
-    def _offload(self, storage: int, now: Any, late: bool) -> None:
+    def _offload(self, storage: int, now: Pass, late: bool) -> None:
         places = [(table, key, self._get(now, table, key)) for table, key in self._keys(storage)]
         nodes = tuple(node for _, _, node in places if node is not None)
         if nodes and len(nodes) == len(places):
             made = now.call(offload, nodes, {}, self._name(storage, "offload"))
             self._copies[storage] = _Copy(made, late)
 
-    def _drop(self, storage: int, passes: tuple[Any, ...]) -> None:
+    def _drop(self, storage: int, passes: tuple[Pass, ...]) -> None:
         for one in passes:
             for table, key in self._keys(storage):
-                getattr(one, table).pop(key, None)
+                one.table(table).pop(key, None)
             one.forget((storage, *self._overwritten(storage)))
 
-    def _arrive(self, storage: int, copy: fx.Node, now: Any) -> None:
+    def _arrive(self, storage: int, copy: fx.Node, now: Pass) -> None:
         del self._copies[storage]
         name = self._name(storage, "prefetched")
         arrived = now.call(prefetched, (copy,), {}, name)
         for i, (table, key) in enumerate(self._keys(storage)):
             piece = now.call(operator.getitem, (arrived, i), {}, f"{name}_{i}")
             piece.meta = dict(key.meta)
-            getattr(now, table)[key] = piece
+            now.table(table)[key] = piece
 
-    def _here(self, copy: _Copy, now: Any, passes: tuple[Any, ...]) -> fx.Node:
+    def _here(self, copy: _Copy, now: Pass, passes: tuple[Pass, ...]) -> fx.Node:
         """The node that stands for a copy in the present pass."""
         if copy.late or len(passes) == 1:
             return copy.node
         sent = passes[0].call(Crossing, (copy.node,), {}, copy.node.name + "_crossing")
         sent.meta = {"val": _compat.opaque_example(Crossing())}
-        return now.call(crossed, (self._carry(sent, copy.node.name),), {}, copy.node.name + "_crossed")  # type: ignore[no-any-return]
+        return now.call(crossed, (self._carry(sent, copy.node.name),), {}, copy.node.name + "_crossed")
 
     def _keys(self, storage: int) -> list[tuple[str, fx.Node]]:
         """Under which keys of which tables of a pass the tensors of a storage are found."""

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .. import _compat, generators
-from ..capture.dataflow import is_unknown
+from ..capture.dataflow import is_unknown, value_of
 
 DEPTHS = (0, 2, 4, 8, 32, None)
 """So many nodes back are run to make a kernel's inputs, for as long as it refuses them; None: all the way."""
@@ -75,9 +75,7 @@ def _is_one(node: fx.Node) -> bool:
 
 def materialize(node: fx.Node) -> Any:
     """A real value with the metadata of a node."""
-    value = node.meta.get("val")
-    if value is None and node.op == "get_attr":
-        value = getattr(node.graph.owning_module, str(node.target))
+    value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return value
     return _like(value, _highest_index(node), torch.device("cpu") if _on_host(node) else value.device)

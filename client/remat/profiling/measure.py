@@ -91,13 +91,14 @@ def forward_backward(
 
 def loss_of(output: Any) -> torch.Tensor:
     """The loss in a model's output: the output itself, its `loss`, or its first entry."""
+    loss: torch.Tensor
     if isinstance(output, torch.Tensor):
-        return output
-    if getattr(output, "loss", None) is not None:
-        return output.loss  # type: ignore[no-any-return]
-    if isinstance(output, Mapping):
-        return output["loss"]  # type: ignore[no-any-return]
-    return output[0]  # type: ignore[no-any-return]
+        loss = output
+    elif getattr(output, "loss", None) is not None:
+        loss = output.loss
+    else:
+        loss = output["loss"] if isinstance(output, Mapping) else output[0]
+    return loss
 
 
 def outcome(module: nn.Module, step: Callable[[], torch.Tensor], seed: int = 0) -> Outcome:

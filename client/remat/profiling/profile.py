@@ -18,12 +18,12 @@ from torch import fx
 from remat_ir import duration
 
 from .. import _compat, generators
-from ..capture.dataflow import is_unknown, tensors
+from ..capture.dataflow import is_unknown, tensors, value_bytes
 from ..capture.operations import Measured, custom_name
 from ..device import Accelerator, Device, of
 from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
-from .collectives import collective_costs, no_collectives
+from .collectives import Meeting, collective_costs, no_collectives
 from .inputs import DEPTHS, arguments
 from .measure import Window
 from .timing import VERSION, Costs, elements, fitted_cost, rounded, same_kernels, times
@@ -44,18 +44,12 @@ CHECKED, APART, WORTH_NS = 3, 2.0, 1_000_000
 not believed; below this time together none is."""
 
 
-class Table(Protocol):
+class Table(Meeting, Protocol):
     """Where measured kernels are shared: see `remat.planning.profiles`."""
 
     alone: bool
 
-    def get(self, device: str, signatures: Sequence[str]) -> Mapping[str, Any]: ...
-
-    def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
     def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
-    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool: ...
 
 
 class Profiled(NamedTuple):
@@ -119,7 +113,7 @@ def profile_kernels(
     known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
-        found = _as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
+        found = as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
         known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
     of_table = {s: m for s, m in known.items() if s in by_signature}
     timed = table is not None and not device.startswith("meta ")
@@ -161,7 +155,7 @@ def _shared(
     """The costs that stand in the table once these are put there; those that are not measured are not put."""
     derived = {s: m for s, m in fresh.items() if s in unmeasured}
     stands = {**table.derived(derived), **table.put(device, {s: m for s, m in fresh.items() if s not in derived})}
-    return _as_measured({s: m for s, m in stands.items() if s in fresh})
+    return as_measured({s: m for s, m in stands.items() if s in fresh})
 
 
 def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node]]) -> dict[str, Measured]:
@@ -199,11 +193,11 @@ def _contradicted(shared: Mapping[str, Measured], nodes: Mapping[str, fx.Node], 
 
 
 def _least_ns(nodes: Sequence[fx.Node]) -> int:
-    made = [t for node in nodes for t in tensors(node.meta.get("val"))]
-    return CALL_NS + sum(t.numel() * t.element_size() for t in made) // MOST_BYTES_PER_NS
+    return CALL_NS + sum(map(value_bytes, nodes)) // MOST_BYTES_PER_NS
 
 
-def _as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:
+def as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:
+    """Profiles as a table gives them."""
     return {s: Measured(int(m[0]), int(m[1])) for s, m in profiles.items()}
 
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.dataflow import Dataflow, copy_, dataflow, is_random, tensors, updates_as_results
+from ...capture.dataflow import Dataflow, copy_, dataflow, is_random, results_of, updates_as_results, value_bytes
 from ...capture.refused import refuse
 from ...errors import CaptureError
 from ...lowering.lower import Lowered
@@ -58,7 +58,7 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
     """The two graphs of a plan as Inductor wants them: buffers updated at the end of the forward graph."""
     graph = lowered.forward.graph
     output = graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = results_of(graph)
     count = len(joint.updated)
     inputs = {str(n.target): n for n in graph.nodes if n.op == "placeholder"}
     with graph.inserting_before(output):
@@ -85,7 +85,7 @@ def _refuse(module: fx.GraphModule) -> None:
 
 def _small(node: fx.Node) -> bool:
     """Random results that are kept at no cost to speak of: seeds, and draws of a few numbers."""
-    return sum(t.numel() * t.element_size() for t in tensors(node.meta.get("val"))) <= 4096
+    return value_bytes(node) <= 4096
 
 
 SAVED, FORWARD, BACKWARD = "remat_saved", "remat_forward", "remat_backward"
@@ -228,14 +228,14 @@ def keep_layouts(forward: fx.GraphModule, backward: fx.GraphModule, results: int
         results: how many of the forward graph's outputs are the caller's.
     """
     output = forward.graph.output_node()
-    saved = frozenset(list(output.args[0])[results:])  # type: ignore[arg-type]
+    saved = frozenset(results_of(forward.graph)[results:])
     for graph, written in ((forward.graph, FORWARD), (backward.graph, BACKWARD)):
         for node in list(graph.nodes):
             # Inductor saves in layouts of its own choice: what strides were read by is written next to what is saved
             strides = node.meta.get(READ) if node in saved else _to_store(node, written)
             if strides is not None:
                 _store(graph, node, strides)
-    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    outputs = results_of(forward.graph)
     for position in range(results, len(outputs)):
         outputs[position] = _copy(forward.graph, outputs[position])
     output.args = (tuple(outputs),)

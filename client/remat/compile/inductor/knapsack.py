@@ -13,7 +13,7 @@ from remat_ir import Answer, Compute, Plan, Problem, plain_peak, verify
 from ... import _compat
 from ..._compat import inductor
 from ..._compat.tags import forward_results
-from ...capture.dataflow import is_random, resident_bytes, tensors
+from ...capture.dataflow import is_random, resident_bytes, value_bytes
 from ...capture.group import groups
 from ...capture.operations import operations, to_graph
 from ...distributed.ranks import planner_of
@@ -116,7 +116,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
 def _bytes_of(memory: list[float], nodes: list[fx.Node], most: float) -> int:
     """The bytes that a share of torch's stands for: `memory` is that of each node in the same measure."""
     share, node = max(zip(memory, nodes, strict=True), key=lambda pair: pair[0])
-    size = sum(t.numel() * t.element_size() for t in tensors(node.meta.get("val")))
+    size = value_bytes(node)
     return round(most * size / share) if share else 0
 
 

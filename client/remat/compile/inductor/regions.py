@@ -20,7 +20,7 @@ from ...capture.dataflow import Dataflow, is_random, maker, tensors
 from ...capture.group import groups
 from ...capture.operations import Kind, Measured, Op, Operations, getitems, operations, to_graph
 from ...profiling.inputs import materialize
-from ...profiling.profile import Table, believed, device_kind, device_of_values, profile_kernels
+from ...profiling.profile import Table, as_measured, believed, device_kind, device_of_values, profile_kernels
 from ...profiling.timing import times
 from .joint import RUN
 
@@ -91,7 +91,7 @@ def region_costs(step: Operations, table: Table | None, functional: Collection[s
             signatures[op]: [n for n in op.nodes if set(step.flow.storages_of.get(n, ())) & set(op.makes)]
             for op in graphs
         }
-        known = believed({s: Measured(int(m[0]), int(m[1])) for s, m in found.items()}, written)
+        known = believed(as_measured(found), written)
     unknown = {text: op for op, text in signatures.items() if text not in known}
     took = _times({text: graphs[op] for text, op in unknown.items()})
     fresh = {
@@ -99,8 +99,8 @@ def region_costs(step: Operations, table: Table | None, functional: Collection[s
         for text, op in unknown.items()
     }
     if table is not None and fresh:
-        stands = table.put(device, fresh)
-        fresh = {s: Measured(int(stands[s][0]), int(stands[s][1])) if s in stands else m for s, m in fresh.items()}
+        stands = as_measured(table.put(device, fresh))
+        fresh = {s: stands.get(s, m) for s, m in fresh.items()}
     known |= fresh
     return {op: kernels[op.nodes[0]] if op not in graphs else known[signatures[op]] for op in ops}
 

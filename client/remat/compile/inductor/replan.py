@@ -12,7 +12,7 @@ from remat_ir import Answer, Compute, Graph, Plan, Problem, readable, replay, ve
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.dataflow import is_unknown, tensors
+from ...capture.dataflow import is_unknown, results_of, value_bytes
 from ...capture.operations import Operations, custom_name
 from ...errors import CaptureError, NothingFound
 from ...lowering.lower import lower
@@ -152,7 +152,7 @@ class Search:
             return None, []
         forward, backward = with_updates(self.joint, lower(self.step, answer.plan))
         first, second = inductor.dry_run(forward, backward, self.results)
-        saved = len(forward.graph.output_node().args[0]) - self.results  # type: ignore[arg-type]
+        saved = len(results_of(forward.graph)) - self.results
         above, kernels = step_memory(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
         (peak,) = self.agreed([self.graph.fixed_bytes + above])
         sources = first.kernels | second.kernels
@@ -374,4 +374,4 @@ def step_memory(
 def tangent_bytes(backward: fx.GraphModule, saved: int) -> list[int]:
     """Bytes of each incoming gradient."""
     inputs = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    return [sum(t.numel() * t.element_size() for t in tensors(n.meta.get("val"))) for n in inputs[saved:]]
+    return [value_bytes(n) for n in inputs[saved:]]
