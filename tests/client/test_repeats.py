@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from client.small_models import numbers
 from remat import _compat
-from remat.capture import expand, joint, repeats
+from remat.capture import joint, repeats
 from remat.capture.dataflow import tensors
 from remat.compile.alone import capture
 from tiers import first
@@ -201,12 +201,12 @@ def test_a_search_that_is_blind_to_a_difference_is_seen(
 
 MUTANTS = {
     "the block itself for the one before": lambda place: (
-        place._replace(kind=expand._INNER) if place.kind == expand._BEFORE else place
+        place._replace(kind=joint._INNER) if place.kind == joint._BEFORE else place
     ),
     "what the third reads for the one after": lambda place: (
-        place._replace(kind=expand._OUTER) if place.kind == expand._AFTER else place
+        place._replace(kind=joint._OUTER) if place.kind == joint._AFTER else place
     ),
-    "the third's parameters": lambda place: place._replace(kind=expand._OUTER) if place.kind == expand._OWN else place,
+    "the third's parameters": lambda place: place._replace(kind=joint._OUTER) if place.kind == joint._OWN else place,
 }
 
 
@@ -214,8 +214,8 @@ MUTANTS = {
 def test_a_copy_that_reads_from_elsewhere_is_seen(
     mutant: str, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = expand._Traced.place
-    monkeypatch.setattr(expand._Traced, "place", lambda *given: MUTANTS[mutant](right(*given)))
+    right = joint._Traced.place
+    monkeypatch.setattr(joint._Traced, "place", lambda *given: MUTANTS[mutant](right(*given)))
     assert not Both(Stack(), example()).same or "traced one by one" in said()
 
 
@@ -228,13 +228,13 @@ def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
     said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were a step of the trace to depend on what it traced before, two blocks would show it."""
-    real, shown = expand.words, []
+    real, shown = joint.words, []
 
     def counting(value: Any) -> Any:
         shown.append(value)
         return real(value) if len(shown) < 90 else object()
 
-    monkeypatch.setattr(expand, "words", counting)
+    monkeypatch.setattr(joint, "words", counting)
     assert Both(Stack(), example()).same
     assert "changes no plan: NotAlike" in said()
 
