@@ -15,6 +15,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.fx_passes import memory_estimator
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from client.small_models import mean_square, numbers
@@ -22,6 +23,12 @@ from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
 from remat.tags.passes import GraphTrainerPass, TagPartitioner, TagPass
+
+
+def is_saved(node: fx.Node) -> bool | None:
+    """Whether a node's tag says that it is saved; None without a tag."""
+    tag = node.meta.get("recompute")
+    return None if tag is None else tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
 class Block(nn.Module):
@@ -104,7 +111,7 @@ class _Seen:
 
     def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
         self.found = remat.tag(gm, self.share, planner="greedy")
-        self.tags = {n.name: torch_tags.is_saved(n) for n in gm.graph.nodes if n.op == "call_function"}
+        self.tags = {n.name: is_saved(n) for n in gm.graph.nodes if n.op == "call_function"}
         trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         count = torch_tags.forward_results(gm.graph)
         _, backward = torch_tags.partition(trial, inputs, num_fwd_outputs=count)
@@ -296,7 +303,7 @@ def _run_again(gm: fx.GraphModule) -> None:
         stack = list(reader.all_input_nodes) if reader.meta.get("autograd_backward") else []
         while stack:
             node = stack.pop()
-            if torch_tags.is_saved(node) is False and node not in place:
+            if is_saved(node) is False and node not in place:
                 place[node] = reader
                 stack.extend(node.all_input_nodes)
     copies: dict[fx.Node, fx.Node] = {}
@@ -351,7 +358,7 @@ def test_random_operators_are_saved_for_torchtitan() -> None:
     tags(gm)
     drawn = [n for n in gm.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
     assert drawn
-    assert all(torch_tags.is_saved(n) for n in drawn)
+    assert all(is_saved(n) for n in drawn)
 
 
 def test_autoparallels_backend_takes_the_pass() -> None:

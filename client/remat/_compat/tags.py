@@ -60,12 +60,6 @@ def write_tag(node: fx.Node, save: bool) -> None:
         node.meta.pop(key, None)
 
 
-def is_saved(node: fx.Node) -> bool | None:
-    """Whether a node's tag says that it is saved; None without a tag."""
-    tag = node.meta.get(_TAG)
-    return None if tag is None else tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
-
-
 def prepare(module: fx.GraphModule) -> None:
     """What the partitioner does first: drop dead nodes, and make equal ones one."""
     module.graph.eliminate_dead_code()

@@ -61,7 +61,6 @@ __all__ = [
     "is_wrapper",
     "joint_graph",
     "module_path",
-    "no_function_modes",
     "of_torch_or_python",
     "only_real_tensors",
     "own_checkpoint",
@@ -219,11 +218,6 @@ def _kept_subclasses(found: Sequence[Any] | None) -> list[Any] | None:
     return None if found is None else [copy.copy(each) for each in found]
 
 
-def no_function_modes() -> Any:
-    """No function mode inside: a graph of Dynamo's has what the caller's modes did, and traced again has it once."""
-    return torch._C.DisableTorchFunction()
-
-
 def split_by_ddp() -> bool:
     """Whether Dynamo compiles a graph that DistributedDataParallel's optimizer has cut at its buckets."""
     context = TracingContext.try_get()
@@ -285,7 +279,7 @@ def only_real_tensors() -> Iterator[None]:
 def traced_alone() -> Iterator[None]:
     """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
     run around the call, which Dynamo has traced into the graph already."""
-    with tracing(None), no_function_modes(), _functorch_config.patch(donated_buffer=False):
+    with tracing(None), torch._C.DisableTorchFunction(), _functorch_config.patch(donated_buffer=False):
         yield
 
 

@@ -80,9 +80,9 @@ class _Lowering:
         self.steps = plan.steps
         self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
         self.times = Counter(s.op for s in self.computes)
-        self.forward = Pass(self.flow.joint)
-        self.backward = Pass(self.flow.joint)
-        self.saved: list[fx.Node] = []
+        self.op_of = {n: i for i, op in enumerate(step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
+        self.forward = Pass()
+        self.backward = Pass()
         self.saved_as: dict[fx.Node, fx.Node] = {}
         self.done: set[int] = set()
         self.reread: set[fx.Node] = set()
@@ -97,9 +97,7 @@ class _Lowering:
         self._emit_all(self.steps[:turn], (forward,))
         results = [self._get(forward, r) if isinstance(r, fx.Node) else r for r in self.flow.forward_results]
         backward.missing = self._save
-        tangents = []
         for tangent in self.flow.tangents:
-            tangents.append((str(tangent.target), tangent))
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
         self._emit_all(self.steps[turn + 1 :], (forward, backward))
         gone = {i for i, primal in enumerate(self.flow.primals) if primal in self.step.updates} | set(self.step.early)
@@ -180,7 +178,7 @@ class _Lowering:
             into.pinned.add(into.call(halfway, (given,), {}, "halfway"))
         elif op.kind is Kind.KERNELS:
             for node in op.nodes:
-                self._kernel(into, node, again, host_state=index)
+                self._kernel(into, node, again)
             if again and into is self.backward:
                 owners = {self.flow.owner[s] for node in op.nodes for s in self.flow.reads[node]}
                 self.reread |= owners & set(self.flow.primals)
@@ -194,12 +192,7 @@ class _Lowering:
         into.pinned.add(made)
 
     def _replayed(self, node: fx.Node) -> bool:
-        return self.times[self._op_of(node)] > 1
-
-    def _op_of(self, node: fx.Node) -> int:
-        if not hasattr(self, "_index"):
-            self._index = {n: i for i, op in enumerate(self.step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
-        return self._index[node]
+        return self.times[self.op_of[node]] > 1
 
     def _save_state(self, into: Pass, node: fx.Node) -> None:
         state = into.call(save_state, (_device(node),), {}, node.name + "_state")
@@ -208,7 +201,7 @@ class _Lowering:
         state.meta = {"val": like.new_empty(0, dtype=torch.uint8, device="cpu")}
         into.states[node] = state
 
-    def _kernel(self, into: Pass, node: fx.Node, again: bool, host_state: int) -> None:
+    def _kernel(self, into: Pass, node: fx.Node, again: bool) -> None:
         into.forget(self.flow.makes[node])
         variant = stateless(node) if again and into is self.backward else None
         taken = [node.args[i] for i in variant[1]] if variant else node.args
@@ -269,7 +262,7 @@ class _Lowering:
 class Pass:
     """One of the two graphs while it grows: what stands for which node of the joint graph right now."""
 
-    def __init__(self, joint: fx.GraphModule) -> None:
+    def __init__(self) -> None:
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node] = {}
         self.states: dict[fx.Node, fx.Node] = {}

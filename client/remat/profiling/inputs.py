@@ -61,16 +61,13 @@ def _before(node: fx.Node, depth: int | None) -> list[fx.Node]:
     level = list(node.all_input_nodes)
     for distance in range(len(node.graph.nodes)):
         far = depth is not None and distance >= depth
-        level = [n for n in level if n not in found and n.op == "call_function" and not (far and _is_one(n))]
+        level = [n for n in level if n not in found and n.op == "call_function"]
+        level = [n for n in level if not far or isinstance(n.meta.get("val"), (tuple, list))]
         if not level:
             break
         found.update(dict.fromkeys(level))
         level = [source for n in level for source in n.all_input_nodes]
     return [n for n in node.graph.nodes if n in found]
-
-
-def _is_one(node: fx.Node) -> bool:
-    return not isinstance(node.meta.get("val"), (tuple, list))
 
 
 def materialize(node: fx.Node) -> Any:

@@ -122,7 +122,7 @@ class Search:
             planning = self._next(planning, answer, peak, kernels)
         if self.best is not None:
             log.info("planned under Inductor: %s", _told(self.best, self.tries))
-            return self._with_tries(self.best)
+            return replace(self.best, tries=tuple(self.tries))
         peaks = [peak for _, peak in self.tries if peak is not None]
         if not peaks:
             plan_or_raise(answer)
@@ -131,9 +131,6 @@ class Search:
             f"No plan's generated code fits {readable(self.budget)}: {over}; raise the budget, or use inner='eager'",
             answer,
         )
-
-    def _with_tries(self, carried: Carried) -> Carried:
-        return Carried(**{**vars(carried), "tries": tuple(self.tries)})
 
     def _try(self, problem: Problem, answer: Answer) -> tuple[int | None, list[Kernel]]:
         """The peak of the code generated for an answer's plan, and its kernels; None without a plan worth lowering."""
