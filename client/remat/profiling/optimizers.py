@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from remat_ir import InvalidData, readable
 
 from .. import _compat, generators
+from ..capture.dataflow import tensors
 from ..device import storage_bytes
 from .fixed import here
 from .measure import Allocations
@@ -279,16 +280,7 @@ def _bytes_of_state(state: Any) -> int:
     """Of all tensors in a state, those in lists and mappings too, next to the parameters that they are for."""
     found: dict[int, int] = {}
     for key, value in state.items():
-        for tensor in map(here, _tensors(value)):
+        for tensor in map(here, tensors(value)):
             if not isinstance(key, torch.Tensor) or tensor.device.type == key.device.type:
                 found[_compat.storage_key(tensor)] = storage_bytes(tensor)
     return sum(found.values())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (t for v in value.values() for t in _tensors(v))
-    elif isinstance(value, (list, tuple)):
-        yield from (t for v in value for t in _tensors(v))

@@ -239,7 +239,7 @@ def _describe(thing: Any) -> Any:
         value = thing.meta.get("val")
         if value is None and thing.op == "get_attr":  # what a higher-order operator runs
             value = getattr(getattr(thing.graph.owning_module, str(thing.target)), "code", None)
-        return [_describe_tensor(t) for t in tensors(value)] or str(value)
+        return [describe_tensor(t) for t in tensors(value)] or str(value)
     if isinstance(thing, (list, tuple)):
         return [_describe(item) for item in thing]
     if isinstance(thing, Mapping):
@@ -247,7 +247,8 @@ def _describe(thing: Any) -> Any:
     return repr(thing)
 
 
-def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
+def describe_tensor(tensor: torch.Tensor) -> list[object]:
+    """All of a tensor that a kernel's cost depends on."""
     return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype), tensor.device.type]
 
 

@@ -20,7 +20,15 @@ from ...capture.dataflow import Dataflow, is_random, maker, tensors
 from ...capture.group import groups
 from ...capture.operations import Kind, Measured, Op, Operations, getitems, operations, to_graph
 from ...profiling.inputs import materialize
-from ...profiling.profile import Table, as_measured, believed, device_kind, device_of_values, profile_kernels
+from ...profiling.profile import (
+    Table,
+    as_measured,
+    believed,
+    describe_tensor,
+    device_kind,
+    device_of_values,
+    profile_kernels,
+)
 from ...profiling.timing import times
 from .joint import RUN
 
@@ -162,7 +170,7 @@ def signature(module: fx.GraphModule) -> str:
     text = []
     for node in module.graph.nodes:
         args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: f"#{number[n]}")
-        values = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
+        values = [describe_tensor(t) for t in tensors(node.meta.get("val"))]
         text.append([node.op, str(node.target) if node.op == "call_function" else "", repr(args), values])
     return hashlib.sha256(json.dumps(text, separators=(",", ":")).encode()).hexdigest()[:32]
 
