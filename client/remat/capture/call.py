@@ -32,7 +32,7 @@ def check_module(model: object) -> None:
         raise InvalidData(f"the model must be a torch.nn.Module, not {type(model).__name__}")
 
 
-def example_call(example_args: Any, example_kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def example_call(example_args: object, example_kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one call, from what a caller gave.
 
     Args:
@@ -112,18 +112,18 @@ def install_recorders(module: nn.Module, kwargs: Mapping[str, Any]) -> None:
             forward = getattr(forward, "__wrapped__", None)
 
 
-def _asks_for_record(name: str, value: Any) -> bool:
+def _asks_for_record(name: str, value: object) -> bool:
     """Whether an argument or a setting asks a model of transformers for what its parts give, or some of its layers."""
     layers = name == "output_hidden_states" and value is not None and value is not False
     return name.startswith("output_") and (value is True or layers)
 
 
-def state_of(module: nn.Module) -> tuple[Any, ...]:
+def state_of(module: nn.Module) -> tuple[object, ...]:
     """The train mode, the parameters' and buffers' metadata, autocast, the number of hooks and which modules these are,
     as a key."""
     training: list[bool] = []
-    parameters: list[Any] = []
-    buffers: list[Any] = []
+    parameters: list[object] = []
+    buffers: list[object] = []
     hooks = 0
     modules = tuple(parts(module))
     for part in modules:

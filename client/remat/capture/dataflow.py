@@ -79,7 +79,7 @@ class Dataflow:
         return tuple(p for p in self.primals if isinstance(p.meta.get("val"), torch.Tensor))
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: object) -> Iterator[torch.Tensor]:
     """The tensors inside nested tuples, lists and mappings, in order."""
     if isinstance(value, torch.Tensor):
         yield value

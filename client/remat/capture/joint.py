@@ -414,13 +414,13 @@ def _mapped(value: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return type(value)(_mapped(item, made) for item in value) if type(value) in (tuple, list) else value
 
 
-def _key(note: Any) -> Any:
+def _key(note: object) -> object:
     return tuple(note.items()) if isinstance(note, dict) else note
 
 
-def _renamed(run: Run, number: int) -> dict[str, dict[Any, Any]]:
+def _renamed(run: Run, number: int) -> dict[str, dict[object, Any]]:
     """By the kinds of notes, those of a block in place of the third's."""
-    found: dict[str, dict[Any, Any]] = {}
+    found: dict[str, dict[object, Any]] = {}
     for key, source in (
         *((key, _compat.MODULE_STACKS[0]) for key in _compat.MODULE_STACKS),
         ("stack_trace", "stack_trace"),

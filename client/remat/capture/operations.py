@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -420,7 +420,7 @@ TRANSPOSED_BLOCK = 60
 """Rows and columns of the block by which the CPU copies a transposed matrix (aten/src/ATen/native/Copy.cpp)."""
 
 
-def same_layout(gradient: torch.Tensor, variable: Any) -> bool:
+def same_layout(gradient: torch.Tensor, variable: object) -> bool:
     """AccumulateGrad's layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
     if not isinstance(variable, torch.Tensor):  # a process group that the graph takes as an input
         return True

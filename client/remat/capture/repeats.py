@@ -46,7 +46,7 @@ class Run:
         return self.blocks[KEPT - 1 : -1]
 
 
-def words(value: Any, node: Any = "%") -> Any:
+def words(value: object, node: object = "%") -> object:
     """What no other value has, but for the nodes in it: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if isinstance(value, fx.Node):
         return node
@@ -61,7 +61,7 @@ def words(value: Any, node: Any = "%") -> Any:
     return "object", type(value).__name__, id(value)
 
 
-def metadata(value: Any) -> Any:
+def metadata(value: object) -> object:
     """What tracing sees of a value: of tensors all but numbers and storage; one of unknown size is like no other."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not _compat.is_wrapper(value):
         places = (*value.shape, *value.stride(), value.storage_offset())
@@ -80,7 +80,7 @@ def nodes_in(value: Any) -> list[fx.Node]:
     return found
 
 
-def _token(node: fx.Node) -> Any:
+def _token(node: fx.Node) -> object:
     """What two nodes of blocks that are alike have in common; of its own for a node that is part of none."""
     known = _compat.of_torch_or_python(node.target) and not isinstance(node.target, _compat.HigherOrderOperator)
     if not (node.op == "call_method" or (node.op == "call_function" and known)):
@@ -93,7 +93,7 @@ def _token(node: fx.Node) -> Any:
 def runs(graph: fx.Graph) -> list[Run]:
     """The runs of blocks that are worth it, without overlaps, those first that spare most."""
     body = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    number: dict[Any, int] = {}
+    number: dict[object, int] = {}
     tokens = [number.setdefault(_token(node), len(number)) for node in body]
     finder = _Finder(body)
     found: list[Run] = []

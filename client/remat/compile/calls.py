@@ -104,7 +104,7 @@ class Calls:
         """Of a call that is about to run."""
         return *(call.planned.number for call in self.outstanding()), planned.number
 
-    def note(self, call: Call, inputs: Sequence[Any], results: Any) -> None:
+    def note(self, call: Call, inputs: Sequence[object], results: object) -> None:
         """A call has run forward; where gradients come back to it, it is outstanding from now on."""
         node = _compat.compiled_node(tensors(results), tensors(inputs), self)
         if node is None:
@@ -115,7 +115,7 @@ class Calls:
         found[number] = call
         weakref.finalize(token, found.pop, number, None).atexit = False
 
-        def before(_: Any) -> None:
+        def before(_: object) -> None:
             if torch.is_grad_enabled():
                 _compat.when_differentiated(reference(), NO_SECOND)
             self._before(call)
@@ -139,7 +139,7 @@ class Outstanding:
     def __init__(self) -> None:
         self._calls: list[weakref.ref[_Token]] = []
 
-    def note(self, output: Any) -> None:
+    def note(self, output: object) -> None:
         """A call has run forward, with this output."""
         if not _compat.saved_tensors_have_hooks() or _compat.backward_task() != -1:
             return
@@ -157,7 +157,7 @@ class Outstanding:
         return not self._calls
 
 
-def _end(call: weakref.ref[_Token], _: Any) -> None:
+def _end(call: weakref.ref[_Token], _: object) -> None:
     found = call()
     if found is not None and not _compat.keeps_graph():
         found.over = True

@@ -91,7 +91,7 @@ class Carrier(Generic[B, S]):
         self.stages: S | None = None
         self.planned_calls = self.unplanned_calls = 0
         self._run: Callable[..., Any] | None = None
-        self._unguarded: tuple[Any, ...] = ()
+        self._unguarded: tuple[object, ...] = ()
         self._classes: tuple[type[nn.Module], ...] = ()
         functools.update_wrapper(self, self.own())
 
@@ -179,7 +179,7 @@ class Carrier(Generic[B, S]):
         dynamic = False if split else None
         return compiled(self.own(), self.backend, fullgraph=self._make_stages is not None, dynamic=dynamic)
 
-    def _seen(self) -> tuple[Any, ...]:
+    def _seen(self) -> tuple[object, ...]:
         """What changes a call and no guard of Dynamo's looks at: hooks of all modules, methods of parts' classes."""
         return global_hooks(), tuple((kind.forward, kind.__call__) for kind in self._classes)
 

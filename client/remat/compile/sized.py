@@ -43,7 +43,7 @@ log = logging.getLogger("remat")
 MOST_KNOWN = 64
 """Plans of other sizes that a new one may start from."""
 
-Sizes: TypeAlias = tuple[Any, ...]
+Sizes: TypeAlias = tuple[object, ...]
 
 
 class _Thread(threading.local):
@@ -68,7 +68,7 @@ class PlannedAhead(Exception):
         self.found, self.draws = found, draws
 
 
-def planned_ahead(call: Callable[[], Any]) -> PlannedSizes | None:
+def planned_ahead(call: Callable[[], object]) -> PlannedSizes | None:
     """Make a call up to its first graph, which is planned and does not run; calls of other threads run meanwhile.
 
     None: that graph has no plan, or the call has come to its end without a graph.
@@ -137,7 +137,7 @@ class Backend:
         """What each call of a step with several got of the budget; None where it has not been divided."""
         return self.shared.division
 
-    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Run:
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Run:
         """What Dynamo calls for each graph.
 
         Raises:
@@ -164,7 +164,7 @@ class Backend:
         """Whether a share of one graph may be too small, since it may be a part of what the share is of."""
         return isinstance(self.budget, Fraction)
 
-    def state(self) -> tuple[Any, ...]:
+    def state(self) -> Sizes:
         """What tells plans apart besides the sizes and numbers of a call."""
         return ()
 
@@ -369,18 +369,18 @@ class SizedGraph:
         return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
 
 
-def _varies(example: Any) -> bool:
+def _varies(example: object) -> bool:
     """Whether Dynamo left the sizes of an input, or the input itself, open."""
     if isinstance(example, torch.Tensor):
         return any(isinstance(n, torch.SymInt) for n in (*example.shape, *example.stride()))
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def _size(given: Any) -> Any:
+def _size(given: object) -> object:
     return (given.shape, given.stride()) if isinstance(given, torch.Tensor) else given
 
 
-def _shared(inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _shared(inputs: Sequence[object]) -> Sizes:
     """Which inputs share memory, and where they lie in it."""
     found: dict[int, list[tuple[int, int]]] = {}
     for i, given in enumerate(inputs):

@@ -271,7 +271,7 @@ class Watching:
         """Whether this thread is not the one of a session that sees one thread alone."""
         return self.device.type == "cpu" and session.thread is not threading.current_thread()
 
-    def _note_fixed(self, inputs: Sequence[Any]) -> None:
+    def _note_fixed(self, inputs: Sequence[object]) -> None:
         if not self._fixed.get(-1):
             leaves = (t for t in tensors(inputs) if t.grad_fn is None)
             self._fixed |= {_compat.storage_key(t): t.untyped_storage().nbytes() for t in leaves}

@@ -21,7 +21,7 @@ from ..profiling.inputs import arguments
 log = logging.getLogger("remat")
 
 
-def halfway(results: tuple[Any, ...]) -> None:
+def halfway(results: tuple[object, ...]) -> None:
     """Where a graph gives some of its results away: its function is then a generator, and leaves them in the list of
     its arguments when it stops here."""
 
@@ -39,16 +39,16 @@ def boxed_function(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 def _source(module: fx.GraphModule) -> tuple[str, dict[str, Any]]:
     scope: dict[str, Any] = {}
-    bound: dict[Any, str] = {}
+    bound: dict[object, str] = {}
 
-    def bind(thing: Any, prefix: str) -> str:
+    def bind(thing: object, prefix: str) -> str:
         key = (type(thing), thing) if isinstance(thing, str) else id(thing)
         if key not in bound:
             bound[key] = f"{prefix}{len(bound)}"
             scope[bound[key]] = thing
         return bound[key]
 
-    def text(argument: Any) -> str:
+    def text(argument: object) -> str:
         if isinstance(argument, fx.Node):
             return names[argument]
         if isinstance(argument, tuple):
@@ -94,7 +94,7 @@ def _source(module: fx.GraphModule) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines) + "\n", scope
 
 
-def _call(node: fx.Node, text: Callable[[Any], str], bind: Callable[[Any, str], str]) -> str:
+def _call(node: fx.Node, text: Callable[[object], str], bind: Callable[[object, str], str]) -> str:
     if node.target is operator.getitem:
         return f"{text(node.args[0])}[{text(node.args[1])}]"
     taken = _compat.OpOverload if not isinstance(node.target, _compat.HigherOrderOperator) else ()
@@ -130,7 +130,7 @@ _STATE = 16
 """Integers of a generator's state, of which each build of attention's kernels keeps its own."""
 
 
-def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+def checked_function(module: fx.GraphModule, _: object) -> Callable[[list[Any]], Any]:
     """A forward graph as `boxed_function`, whose first call compares what it returns and saves with the trace.
 
     Whatever state of torch makes a graph run otherwise than it was traced shows here, such as autocast that is applied
@@ -161,7 +161,7 @@ def _is_torchs(node: fx.Node) -> bool:
     return node.op != "call_function" or node.target is operator.getitem or isinstance(node.target, _compat.OpOverload)
 
 
-def _compare(node: fx.Node, traced: Any, found: Any) -> None:
+def _compare(node: fx.Node, traced: object, found: object) -> None:
     """Compare a tensor with the trace, which may say nothing of it, or with its kernel where torch describes it wrong.
 
     Strides are only told of: a custom operator's own description may be careless about them, and most readers take any.

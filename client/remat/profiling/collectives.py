@@ -67,7 +67,7 @@ def collective_costs(nodes: Sequence[fx.Node], table: Meeting | None, device: st
         RanksDiffer: the ranks that meet run other collectives, or in another order.
     """
     groups = list(dict.fromkeys(filter(None, map(_compat.process_group, nodes))))
-    found: dict[Any, Hop] = {}
+    found: dict[object, Hop] = {}
     members = [dist.get_process_group_ranks(group) for group in groups]
     if nodes and table is not None and table.meets(members, order(nodes)):
         for group in groups:
@@ -78,7 +78,7 @@ def collective_costs(nodes: Sequence[fx.Node], table: Meeting | None, device: st
 
 def order(nodes: Sequence[fx.Node]) -> str:
     """A digest of collectives in their order: operators, shapes, types, and groups, by number and by size."""
-    number: dict[Any, int] = {}
+    number: dict[object, int] = {}
     text = []
     for node in nodes:
         group = _compat.process_group(node)
@@ -182,7 +182,7 @@ def _ranks(group: Any) -> int:
     return dist.get_world_size(group)
 
 
-def no_collectives(what: str) -> AbstractContextManager[Any]:
+def no_collectives(what: str) -> AbstractContextManager[object]:
     """While this holds in a job of several ranks, a collective is refused before it is launched; `what` is measured.
 
     Raises:

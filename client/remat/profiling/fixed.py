@@ -13,7 +13,7 @@ from ..capture.dataflow import tensors
 from ..device import storage_bytes
 
 
-def resident(module: nn.Module, inputs: Any, constants: Mapping[Any, torch.Tensor]) -> dict[str, int]:
+def resident(module: nn.Module, inputs: object, constants: Mapping[Any, torch.Tensor]) -> dict[str, int]:
     """Bytes of parameters, buffers, inputs and constants on the device of the parameters, each storage once."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     seen: set[int] = set()

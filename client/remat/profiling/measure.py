@@ -58,7 +58,7 @@ class Window:
         return Peak(max(part.peak_bytes for part in found), found[-1].left_bytes, most)
 
 
-def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:
+def peak_memory(run: Callable[[], object], device: str | torch.device = "cpu") -> Peak:
     """Run once and measure its peak on a device, in bytes above what was allocated before."""
     gc.collect()
     window = Window(device)
@@ -132,7 +132,7 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 
 
 def seconds(
-    run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
+    run: Callable[[], object], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """How long one run takes."""
     there = of(device)

@@ -79,7 +79,7 @@ def spread(size: int, optimizer: Any) -> list[int]:
     return [size for size in sizes for _ in range(count)] + [rest] * (rest > 0)
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Refuse what is no optimizer; None is none at all.
 
     Raises:
@@ -137,7 +137,7 @@ def takes_closure(optimizer: Any) -> bool:
 def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mapping[str, Any]) -> Any:
     """An optimizer with the same settings over copies of its parameters, by the identity of those."""
 
-    def copied(thing: Any) -> Any:
+    def copied(thing: object) -> object:
         if isinstance(thing, torch.Tensor):
             return copies.get(id(thing), thing)
         if isinstance(thing, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in thing):
@@ -158,7 +158,7 @@ def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mappi
     return made
 
 
-def run_step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+def run_step(optimizer: Any, closure: Callable[[], object] | None = None) -> None:
     """The step of an optimizer's class alone: no hooks, no scheduler that counts it."""
     with torch.no_grad():
         _step(optimizer)(optimizer, *([closure] if closure else []))

@@ -30,7 +30,7 @@ from .timing import VERSION, Costs, elements, fitted_cost, rounded, same_kernels
 
 log = logging.getLogger("remat")
 
-Make: TypeAlias = Callable[[], Callable[[], Any]]
+Make: TypeAlias = Callable[[], Callable[[], object]]
 """Makes a kernel's inputs, and returns what runs it on them."""
 
 Given: TypeAlias = Mapping[fx.Node, torch.Tensor]
@@ -234,7 +234,7 @@ def device_of_values(nodes: Iterable[fx.Node]) -> Device:
     return of(next((device for device in there if device.type != "cpu"), "cpu"))
 
 
-def _describe(thing: Any) -> Any:
+def _describe(thing: object) -> object:
     if isinstance(thing, fx.Node):
         value = thing.meta.get("val")
         if value is None and thing.op == "get_attr":  # what a higher-order operator runs
@@ -273,8 +273,8 @@ def _workspaces(makes: Mapping[str, Make], devices: Mapping[str, Device]) -> dic
     for text, make in sorted(makes.items()):
         with devices[text].guard():
             call, window = make(), Window(devices[text].device)
-            run: Callable[[], Any] = call
-            around: AbstractContextManager[Any] = nullcontext()
+            run: Callable[[], object] = call
+            around: AbstractContextManager[object] = nullcontext()
             if isinstance(call, generators.Restoring):  # the states that it notes are not the kernel's
                 run, around = call.kernel, call.around()
             with around:
@@ -327,12 +327,12 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
     return found
 
 
-def _alone(node: fx.Node) -> AbstractContextManager[Any]:
+def _alone(node: fx.Node) -> AbstractContextManager[object]:
     """Refuses the collectives that a custom operator hides."""
     return no_collectives(f"{node.name} ({node.target})") if is_unknown(node) else nullcontext()
 
 
-def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], Any]:
+def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], object]:
     args, kwargs = arguments(node, depth, given)
     return generators.call(node.target, args, kwargs, anything=is_unknown(node))
 

@@ -6,7 +6,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -37,7 +36,7 @@ FILLS = 8
 """So often an accelerator fills its cache before a sample, which takes longer than the host needs for a launch."""
 
 
-def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], devices: Mapping[str, Device]) -> dict[str, int]:
+def times(calls: Mapping[str, Callable[[], Callable[[], object]]], devices: Mapping[str, Device]) -> dict[str, int]:
     """The time of each kernel in ns, rounded.
 
     Within a step a kernel finds part of what it reads in the caches, and of what it writes nothing: between two calls
@@ -97,7 +96,7 @@ def rounded(nanoseconds: float) -> int:
     return int(round(value / unit) * unit)
 
 
-def _samples(call: Callable[[], Any], device: Device, crowd: torch.Tensor) -> list[float]:
+def _samples(call: Callable[[], object], device: Device, crowd: torch.Tensor) -> list[float]:
     if isinstance(device, Accelerator):  # short kernels vary more there
 
         def fill() -> None:

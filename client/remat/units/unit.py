@@ -132,7 +132,7 @@ class Trace:
         self._watch = of(device).watch()
         self._trials = TRIALS if device.type == "cpu" and dist.is_available() and dist.is_initialized() else 1
 
-    def least(self, run: Callable[[], Any], clear: Callable[[], None]) -> list[Stretch]:
+    def least(self, run: Callable[[], object], clear: Callable[[], None]) -> list[Stretch]:
         """As `watch`, but of several steps the least in each stretch; `clear` is called before each."""
         seen = []
         for _ in range(self._trials):
@@ -141,7 +141,7 @@ class Trace:
             seen.append(self.watch(run))
         return [min(same, key=lambda stretch: stretch.peak_bytes) for same in zip(*seen, strict=True)]
 
-    def watch(self, run: Callable[[], Any]) -> list[Stretch]:
+    def watch(self, run: Callable[[], object]) -> list[Stretch]:
         """Run a step whose units' plans are `marked`, and say what was seen."""
         self._watch.start()
         try:

@@ -200,7 +200,7 @@ class Split:
         """What was made of each pick; every rank has the same."""
         self.solves = 0
 
-    def run(self, step: Callable[[], Any], budget: Budget, fixed: int) -> UnitPlans:
+    def run(self, step: Callable[[], object], budget: Budget, fixed: int) -> UnitPlans:
         """Trial, picks and check; see `optimize_units`."""
         room = Room(self.device, budget, self.asking.slack, self.coordinator)
         step()  # captures each unit in its call, and makes what first steps make
@@ -234,7 +234,7 @@ class Split:
             _no_answer(fixed + allowed),
         )
 
-    def _reserved(self, room: Room, step: Callable[[], Any]) -> int:
+    def _reserved(self, room: Room, step: Callable[[], object]) -> int:
         """The reserved bytes of real steps; the units run by what they ran by last."""
         assert room.device is not None
         return rehearsed(room.device, step, self.job.blocks(), self.model.zero_grad)
@@ -257,7 +257,7 @@ class Split:
         self.curves: list[list[Point]] | None = None
 
     def _watched(
-        self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
+        self, step: Callable[[], object], planned: Sequence[Planned], points: Sequence[Point]
     ) -> tuple[int, Rest]:
         """The peak of a real step by these plans, above the fixed bytes, and what there was besides the units."""
         trace = Trace(self.device)

@@ -174,7 +174,14 @@ class InductorBackend:
 
     def key(self) -> str:
         """What a plan depends on beyond the graph, for the keys of Inductor's caches."""
-        text: list[Any] = [FORMAT, version("remat"), device_kind([]), repr(self.budget), self.asked, repr(self.asking)]
+        text: list[object] = [
+            FORMAT,
+            version("remat"),
+            device_kind([]),
+            repr(self.budget),
+            self.asked,
+            repr(self.asking),
+        ]
         return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
     def partition(

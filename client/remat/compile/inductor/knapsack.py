@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import fx
 
@@ -15,7 +15,7 @@ from ..._compat import inductor
 from ..._compat.tags import forward_results
 from ...capture.dataflow import is_random, resident_bytes, value_bytes
 from ...capture.group import groups
-from ...capture.operations import operations, to_graph
+from ...capture.operations import Operations, operations, to_graph
 from ...distributed.ranks import planner_of
 from ...errors import CaptureError
 from ...planning.budget import UnitBytes, bounded
@@ -72,7 +72,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
         memory: list[float],
         joint_graph: fx.Graph,
         max_memory: float,
-        node_info: Any,
+        node_info: object,
         all_recomputable_banned_nodes: list[fx.Node],
     ) -> tuple[list[int], list[int]]:
         """The positions of the values that torch must not compute again, and of those that it may."""
@@ -120,7 +120,7 @@ def _bytes_of(memory: list[float], nodes: list[fx.Node], most: float) -> int:
     return round(most * size / share) if share else 0
 
 
-def _computed_again(step: Any, plan: Plan) -> set[fx.Node]:
+def _computed_again(step: Operations, plan: Plan) -> set[fx.Node]:
     """The kernels that a plan runs more than once."""
     seen: set[int] = set()
     again: set[int] = set()

@@ -184,7 +184,7 @@ def _times(modules: Mapping[str, fx.GraphModule]) -> dict[str, int]:
             for text, module in sorted(modules.items())
         }
 
-        def call(text: str) -> Callable[[], Any]:
+        def call(text: str) -> Callable[[], object]:
             given = [materialize(n) for n in inputs[text]]
             return lambda: functions[text](list(given))
 
