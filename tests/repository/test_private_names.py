@@ -83,7 +83,7 @@ MOST = {
     "module_state": 19,
     "operators": 22,
     "tags": 7,
-    "tracing": 51,
+    "tracing": 46,
 }
 """Private names of each part of `_compat`, imports and attributes: none may have more."""
 
