@@ -93,7 +93,8 @@ def called_module() -> nn.Module | None:
             return None
         frame = frame.f_back
         if frame.f_code is _CALL:
-            return frame.f_locals["self"]  # type: ignore[no-any-return]
+            module: nn.Module = frame.f_locals["self"]
+            return module
     return None
 
 

@@ -84,7 +84,8 @@ _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dte
 
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """The negative of a tensor, as a bit of a view of it."""
-    return torch.ops.aten._neg_view.default(tensor)  # type: ignore[no-any-return]
+    view: torch.Tensor = torch.ops.aten._neg_view.default(tensor)
+    return view
 
 
 def is_collective(target: Any) -> bool:
@@ -96,13 +97,13 @@ GROUP_NAMES = ("group", "group_name", "process_group")
 """What a collective's operator calls the group that it speaks in."""
 
 
-def process_group(node: fx.Node) -> Any:
+def process_group(node: fx.Node) -> torch.distributed.ProcessGroup | None:
     """The process group in which a node's collective speaks; None where it names none, such as a wait."""
     if not isinstance(node.target, OpOverload):
         return None
     for name, given in zip(parameter_names(node.target), node.args, strict=False):
         if name in GROUP_NAMES:
-            value = given.meta.get("val") if isinstance(given, fx.Node) else given
+            value: Any = given.meta.get("val") if isinstance(given, fx.Node) else given
             value = getattr(value, "real_obj", value)
             if not isinstance(value, str):
                 return value

@@ -172,7 +172,8 @@ def without_hooks(module: torch.nn.Module) -> None:
 
 def joint_graph(descriptor: Any) -> fx.GraphModule:
     """The graph of an exported joint."""
-    return descriptor.graph_module  # type: ignore[no-any-return]
+    graph: fx.GraphModule = descriptor.graph_module
+    return graph
 
 
 def forward_outputs(descriptor: Any) -> int:

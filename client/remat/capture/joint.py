@@ -337,9 +337,10 @@ class _Expansion:
         free = set()
         found: dict[int, tuple[int, int, int, fx.Node]] = {}
         for index, (first, second) in enumerate(zip(own[KEPT - 3], own[KEPT - 2], strict=True)):
-            rest = {number: own[number][index] for number in range(KEPT - 1, self._last + 1)}
-            if first is None or second is None or None in rest.values():
-                if {first, second, *rest.values()} == {None}:
+            others = range(KEPT - 1, self._last + 1)
+            rest = {number: position for number in others if (position := own[number][index]) is not None}
+            if first is None or second is None or len(rest) < len(others):
+                if first is None and second is None and not rest:
                     continue
                 raise NotAlike("gradients are not those of the same parameters in all blocks")
             free |= {first, second}
@@ -349,7 +350,7 @@ class _Expansion:
             if at is None or traced.at_like.get(values[first]) != at:
                 raise NotAlike("gradients come from different places in two blocks")
             for number, position in rest.items():
-                found[position] = second, number, at, traced.own[number][index]  # type: ignore[index]
+                found[position] = second, number, at, traced.own[number][index]
         for position, value in enumerate(values):
             if position not in free and isinstance(value, fx.Node) and (value in traced.at or value in traced.at_like):
                 raise NotAlike(f"{value} is a result of the step")
@@ -467,12 +468,12 @@ def _traced(joint: fx.GraphModule, run: Run, places: Mapping[fx.Node, int]) -> _
     if b - a != c - b or e - d != f - e:
         raise NotAlike("two blocks have parts of different length")
     primals = {_compat.input_place(n): n for n in nodes if n.op == "placeholder" and not _compat.is_tangent(n)}
-    own = [[primals.get(places.get(p, -1)) for p in placeholders] for placeholders in run.own]
-    if any(primal is None for primals in own for primal in primals):
+    own = [[primals[at] for p in given if (at := places.get(p, -1)) in primals] for given in run.own]
+    if any(len(found) < len(given) for found, given in zip(own, run.own, strict=True)):
         raise NotAlike("a block reads tensors that are no inputs of the graph")
     owner: dict[int, tuple[fx.Node, int]] = {}
     for node in nodes:
         for leaf, tensor in enumerate(tensors(node.meta.get("val"))):
             owner.setdefault(_compat.storage_key(tensor), (node, leaf))
     order = {node: position for position, node in enumerate(nodes)}
-    return _Traced((*nodes[a:b], *nodes[e:f]), (*nodes[b:c], *nodes[d:e]), b - a, own, order, owner)  # type: ignore[arg-type]
+    return _Traced((*nodes[a:b], *nodes[e:f]), (*nodes[b:c], *nodes[d:e]), b - a, own, order, owner)

@@ -55,15 +55,15 @@ class Copies(NamedTuple):
 class Link(Protocol):
     """How storages go to the host and come back; `wait` takes what `out` or `back` gave for a token."""
 
-    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, Any]:
+    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay | None]:
         """Start copies to the host; the storages must live until the token has been waited for."""
         ...
 
-    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], Any]:
+    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay | None]:
         """Start copies into new storages on the device, which may be read once the token has been waited for."""
         ...
 
-    def wait(self, token: Any) -> None:
+    def wait(self, token: UnderWay | None) -> None:
         """Let nothing that is computed from now on run before the transfer has ended."""
         ...
 
@@ -75,7 +75,7 @@ class CopyingLink:
     device would hold, byte for byte, and is freed and allocated by the same steps of a plan.
     """
 
-    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, Any]:
+    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay | None]:
         """Copy now."""
         hosts = []
         for storage in storages:
@@ -83,11 +83,11 @@ class CopyingLink:
             hosts.append(host.copy_(as_bytes(storage)))
         return Copies(tuple(hosts), sum(storage.nbytes() for storage in storages)), None
 
-    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], Any]:
+    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay | None]:
         """Copy now."""
         return [torch.empty_like(host).copy_(host).untyped_storage() for host in copies.hosts], None
 
-    def wait(self, token: Any) -> None:
+    def wait(self, token: UnderWay | None) -> None:
         """Nothing is under way."""
 
 
@@ -131,9 +131,10 @@ class StreamLink:
         token.event = stream.record_event()
         return token
 
-    def wait(self, token: UnderWay) -> None:
+    def wait(self, token: UnderWay | None) -> None:
         """The computing stream waits; the host does not."""
-        token.end(self.device.computing_stream())
+        if token is not None:
+            token.end(self.device.computing_stream())
 
 
 class UnderWay:

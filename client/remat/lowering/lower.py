@@ -107,7 +107,7 @@ class _Lowering:
         ]
         return self._finish(results, gradients)
 
-    def _finish(self, results: list[object], gradients: list[object]) -> Lowered:
+    def _finish(self, results: list[Any], gradients: list[Any]) -> Lowered:
         descriptors = _compat.descriptors(self.flow.joint.graph)
         first = len(self.flow.forward_results)
         backward = self.backward.close(gradients, descriptors[first:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -15,7 +15,7 @@ from remat_ir import Drop, Offload, Prefetch, Wait
 from .. import _compat
 from ..capture.operations import Kind, Operations, getitems
 from ..device import of
-from .link import Copies, Link, Place, link_of
+from .link import Copies, Link, Place, UnderWay, link_of
 
 if TYPE_CHECKING:
     from .lower import Pass
@@ -30,7 +30,7 @@ class Leaving(NamedTuple):
     places: tuple[Place, ...]
     copies: Copies
     storage: torch.UntypedStorage
-    token: Any
+    token: UnderWay | None
 
 
 class Away(NamedTuple):
@@ -46,7 +46,7 @@ class Returning(NamedTuple):
 
     away: Away
     storage: torch.UntypedStorage
-    token: Any
+    token: UnderWay | None
 
 
 def offload(*tensors: torch.Tensor) -> Leaving:

@@ -89,7 +89,7 @@ def order(nodes: Sequence[fx.Node]) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
-def _measured(group: Any, device: torch.device, table: Meeting, kind: str) -> Hop:
+def _measured(group: dist.ProcessGroup, device: torch.device, table: Meeting, kind: str) -> Hop:
     """The link between the ranks of a group, all of which are here."""
     ranks = _ranks(group)
     if ranks < 2:
@@ -104,7 +104,7 @@ def _measured(group: Any, device: torch.device, table: Meeting, kind: str) -> Ho
     return Hop(max(1, small // (2 * (ranks - 1))), max(1, sent * 1000 // max(1, large - small)))
 
 
-def hop_signatures(group: Any, device: torch.device) -> dict[int, str]:
+def hop_signatures(group: dist.ProcessGroup, device: torch.device) -> dict[int, str]:
     """What a table calls the all-reduces that are timed among the ranks of a group, by their elements."""
     ranks = dist.get_process_group_ranks(group)
     span = max(ranks) - min(ranks) + 1  # the same for all groups of a dimension of a mesh, wherever they begin
@@ -113,7 +113,7 @@ def hop_signatures(group: Any, device: torch.device) -> dict[int, str]:
     return {n: hashlib.sha256(f"{text} {n}".encode()).hexdigest()[:32] for n in (SMALL, LARGE)}
 
 
-def _timed(group: Any, device: torch.device, size: int) -> int:
+def _timed(group: dist.ProcessGroup, device: torch.device, size: int) -> int:
     tensor, took = torch.zeros(size, device=device), []
     for _ in range(SAMPLES + 1):
         of(device).synchronize()
@@ -175,7 +175,7 @@ def _device(node: fx.Node) -> torch.device:
     return next((t.device for t in (*tensors(node.meta.get("val")), *_read(node))), torch.device("cpu"))
 
 
-def _ranks(group: Any) -> int:
+def _ranks(group: dist.ProcessGroup | None) -> int:
     """Of a group, or of the whole job; two where there is none: a step that is planned for another machine."""
     if not (dist.is_available() and dist.is_initialized()):
         return 2

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from remat_ir import InvalidData, readable
 
@@ -66,13 +67,13 @@ class UpdateBlocks(NamedTuple):
     copies: list[int]
 
 
-def update_blocks(optimizer: Any, update: UpdateMemory) -> UpdateBlocks:
+def update_blocks(optimizer: Optimizer | None, update: UpdateMemory) -> UpdateBlocks:
     """What steps of an optimizer allocate, which take `update`: blocks that are as large as parameters."""
     state = 0 if optimizer is None or optimizer.state else update.state_bytes
     return UpdateBlocks(spread(state, optimizer), spread(update.temporaries_bytes, optimizer))
 
 
-def spread(size: int, optimizer: Any) -> list[int]:
+def spread(size: int, optimizer: Optimizer | None) -> list[int]:
     """Bytes as copies of each parameter that is trained, one after the other, and what is left of them in one piece."""
     sizes = [] if optimizer is None else [storage_bytes(here(p)) for p in _trained(optimizer)]
     count, rest = divmod(size, sum(sizes)) if sizes else (0, size)
@@ -89,7 +90,9 @@ def check_optimizer(optimizer: object) -> None:
         raise InvalidData(f"optimizer must be a torch.optim.Optimizer or None, not {optimizer!r}")
 
 
-def update_memory(optimizer: Any, clip: bool = False, settings: Mapping[str, Any] | None = None) -> UpdateMemory:
+def update_memory(
+    optimizer: Optimizer | None, clip: bool = False, settings: Mapping[str, Any] | None = None
+) -> UpdateMemory:
     """What a step of an optimizer takes, by a dry run; the optimizer and its parameters stay as they are.
 
     Args:
@@ -121,20 +124,20 @@ def update_memory(optimizer: Any, clip: bool = False, settings: Mapping[str, Any
     return found._replace(state_bytes=max(held, found.state_bytes))
 
 
-def inner(optimizer: Any) -> Any:
+def inner(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside a wrapper such as accelerate's."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer
+    while isinstance(wrapped := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = wrapped
     return optimizer
 
 
-def takes_closure(optimizer: Any) -> bool:
+def takes_closure(optimizer: Optimizer) -> bool:
     """Whether a step must be given the function that computes the loss and the gradients."""
     parameters = list(inspect.signature(_step(optimizer)).parameters.values())[1:]
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mapping[str, Any]) -> Any:
+def dry_twin(optimizer: Optimizer, copies: Mapping[int, torch.Tensor], settings: Mapping[str, Any]) -> Optimizer:
     """An optimizer with the same settings over copies of its parameters, by the identity of those."""
 
     def copied(thing: object) -> object:
@@ -144,7 +147,7 @@ def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mappi
             return [copied(t) for t in thing if id(t) in copies]
         return thing
 
-    made = _compat.stand_in(optimizer)
+    made: Optimizer = _compat.stand_in(optimizer)
     made.__dict__.update({name: copied(value) for name, value in made.__dict__.items() if name != "param_groups"})
     made.param_groups = []
     for group in optimizer.param_groups:
@@ -158,28 +161,28 @@ def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mappi
     return made
 
 
-def run_step(optimizer: Any, closure: Callable[[], object] | None = None) -> None:
+def run_step(optimizer: Optimizer, closure: Callable[[], object] | None = None) -> None:
     """The step of an optimizer's class alone: no hooks, no scheduler that counts it."""
     with torch.no_grad():
         _step(optimizer)(optimizer, *([closure] if closure else []))
 
 
-def _step(optimizer: Any) -> Callable[..., Any]:
+def _step(optimizer: Optimizer) -> Callable[..., Any]:
     step: Callable[..., Any] = inspect.unwrap(type(optimizer).step)
     return step
 
 
-def _trained(optimizer: Any) -> list[torch.Tensor]:
+def _trained(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _kind(optimizer: Any) -> str:
+def _kind(optimizer: Optimizer) -> str:
     """The kind of device that counts."""
     kind = here(_trained(optimizer)[0]).device.type
     return "cpu" if kind == "meta" else kind
 
 
-def _on_fakes(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory | None:
+def _on_fakes(optimizer: Optimizer, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory | None:
     """By fake tensors of the true sizes; None where the step has to see real numbers.
 
     Where one parameter of each kind takes the same whatever number is read, so do all of them, and they step once.
@@ -200,7 +203,7 @@ def _on_fakes(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> Update
 
 
 def _stepped_fakes(
-    optimizer: Any, parameters: Sequence[torch.Tensor], number: float, clip: bool, settings: Mapping[str, Any]
+    optimizer: Optimizer, parameters: Sequence[torch.Tensor], number: float, clip: bool, settings: Mapping[str, Any]
 ) -> UpdateMemory | None:
     """Of some of its parameters, where each number that is read is this one; None: the step divides by zero by it."""
     with _compat.FakeTensorMode(), Allocations(_kind(optimizer), number) as live:
@@ -217,7 +220,7 @@ def _stepped_fakes(
             return None
 
 
-def _on_small(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory:
+def _on_small(optimizer: Optimizer, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory:
     """By real parameters of two small sizes, extended to the true number of elements."""
     trained, closing = _trained(optimizer), takes_closure(optimizer)
     elements = sum(here(p).numel() for p in trained)
@@ -237,7 +240,12 @@ def _on_small(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> Update
 
 
 def _watched(
-    live: Allocations, optimizer: Any, parameters: Sequence[torch.Tensor], clip: bool, steps: int, closing: bool = False
+    live: Allocations,
+    optimizer: Optimizer,
+    parameters: Sequence[torch.Tensor],
+    clip: bool,
+    steps: int,
+    closing: bool = False,
 ) -> UpdateMemory:
     """Of an optimizer over parameters that have gradients, all of them made while watching."""
     before = live.now

@@ -219,7 +219,8 @@ def compile_graph(
         function: Any = compile_fx.compile_fx(
             module, example_inputs, inner_compile=inner, config_patches=dict(options) | ours
         )
-    return function  # type: ignore[no-any-return]
+    compiled: Callable[..., Any] = function
+    return compiled
 
 
 def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int) -> tuple[Generated, Generated]:

@@ -245,22 +245,23 @@ def keep_layouts(forward: fx.GraphModule, backward: fx.GraphModule, results: int
 
 def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
     """The strides in which a node has to be written to memory, or None."""
-    if READ in node.meta:
-        return node.meta[READ]  # type: ignore[no-any-return]
+    strides: tuple[int, ...] | None = node.meta.get(READ)
+    if strides is not None:
+        return strides
     if node.op != "call_function" or not inductor.is_fusible_node(node):
         return None
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
-    if SAVED in node.meta and value.dtype in INDEX:
-        return node.meta[SAVED]  # type: ignore[no-any-return]
+    saved: tuple[int, ...] | None = node.meta.get(SAVED)
+    if saved is not None and value.dtype in INDEX:
+        return saved
     if value.dim() < 3:
         return None
-    if SAVED not in node.meta:
+    if saved is None:
         return node.meta.get(written)
-    strides: tuple[int, ...] = node.meta[SAVED]
     computed = node.meta.get(COMPUTED, tuple(value.stride()))
-    return strides if _order(computed, value.shape) != _order(strides, value.shape) else None
+    return saved if _order(computed, value.shape) != _order(saved, value.shape) else None
 
 
 def _store(graph: fx.Graph, node: fx.Node, strides: Sequence[int]) -> None:
