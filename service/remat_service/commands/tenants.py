@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from sqlalchemy import select, update
@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..clock import SYSTEM
 from ..context import Context
 from ..errors import Invalid, NotFound
+from ..requests.attachments import let_names
 from ..requests.completion import cancel_tenant
 from ..storage.tables import scopes, tenants
 from ..tenants import keys
@@ -174,6 +175,22 @@ def quota(
     typer.echo(in_database(work, "tenants quota" if limits else None, name=name, **limits))
 
 
+@tenants_app.command("names")
+def names(
+    name: str,
+    stored: Annotated[Literal["on", "off"], typer.Argument(help="off also deletes the names that are stored.")],
+) -> None:
+    """Let the names of a tenant's ops be stored with its solves, or not, as at first.
+
+    They are words of the model's code, for who looks at a plan on the page; nobody but the tenant reads them there.
+    """
+
+    async def work(connection: AsyncConnection) -> None:
+        await let_names(connection, await keys.tenant_named(connection, name), stored == "on")
+
+    in_database(work, "tenants names", name=name, stored=stored)
+
+
 @tenants_app.command("disown")
 def disown(name: str) -> None:
     """Raise the epoch of a tenant's scope: nothing asked or stored before is found again. In a sharing group, for all.
@@ -219,6 +236,7 @@ def list_tenants() -> None:
         return [
             f"{row.name}  {row.scope}  epoch {row.epoch}  weight {row.weight:g}  "
             + _quotas(row)
+            + ("  names stored" if row.store_names else "")
             + ("  disabled" if row.disabled else "")
             for row in rows
         ]

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..settings import Settings
 from ..telemetry import Metrics
 from .database import Database, try_lock
-from .tables import graphs, groups, pins, plans, proofs, requests, solves
+from .tables import attachments, graphs, groups, pins, plans, proofs, requests, solves
 
 _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
@@ -92,9 +92,9 @@ async def _drop(connection: AsyncConnection, query: Any) -> int:
 
 
 async def store_bytes(connection: AsyncConnection) -> int:
-    """Bytes of graphs, plans and certificates in the store, and of the rows of hits."""
+    """Bytes of graphs, plans, certificates and attachments in the store, and of the rows of hits."""
     total = HIT_BYTES * int(await connection.scalar(select(func.count()).select_from(requests).where(_HIT)) or 0)
-    for table in (graphs, plans, proofs):
+    for table in (graphs, plans, proofs, attachments):
         total += int(await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0))) or 0)
     return total
 

@@ -7,6 +7,7 @@ plans, proofs                 what was found and proved, checked whenever it is 
 bounds, floors, efforts       what nobody can check anew: it carries the solver's version and a seal (`seals.py`)
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
 requests, groups              one row a POST: its own id, limits and answer; sweeps of several
+attachments                   what a job has said of a request since: its run as measured, what its ops are called
 profiles, profile_reports     the costs that stand, and what each tenant has measured
 administration                who has changed tenants, keys, groups or the store
 probes                        the row that a look at readiness writes
@@ -98,6 +99,7 @@ tenants = Table(
     Column("most_requests", Integer),
     Column("most_profiles", Integer),
     Column("disabled", Boolean, nullable=False, server_default=text("false")),
+    Column("store_names", Boolean, nullable=False, server_default=text("false")),
     Column("identity_group", String(200), unique=True),
     Column("created_at", Utc, nullable=False),
 )
@@ -317,6 +319,17 @@ requests = Table(
     Column("ended_at", Utc),
     Index("ix_requests_tenant_id_id", "tenant_id", "id"),
     Index("uq_requests_tenant_id_idempotency_key", "tenant_id", "idempotency_key", unique=True),
+)
+
+attachments = Table(
+    "attachments",
+    metadata,
+    Column("request_id", _ID, ForeignKey("requests.id", ondelete="CASCADE"), nullable=False),
+    Column("kind", String(10), nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    PrimaryKeyConstraint("request_id", "kind"),
 )
 
 groups = Table(

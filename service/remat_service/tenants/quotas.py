@@ -13,7 +13,7 @@ from remat_ir import readable
 
 from ..errors import Conflict, RateLimited
 from ..identity import Caller
-from ..storage.tables import graphs, plans, profile_reports, requests, solves, tenants
+from ..storage.tables import attachments, graphs, plans, profile_reports, requests, solves, tenants
 
 QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
 """Columns of `tenants`; null is no limit."""
@@ -62,6 +62,19 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
                 f"{under_way} requests are under way, and {limits.most_requests} are kept for this tenant",
                 retry_after_s=10,
             )
+    await _check_stored_bytes(connection, caller, limits)
+
+
+async def check_stored_bytes(connection: AsyncConnection, caller: Caller) -> None:
+    """Refuse to store more for a tenant that has its quota of bytes.
+
+    Raises:
+        RateLimited: as `check_quota`.
+    """
+    await _check_stored_bytes(connection, caller, await _limits(connection, caller))
+
+
+async def _check_stored_bytes(connection: AsyncConnection, caller: Caller, limits: Any) -> None:
     if limits.most_stored_bytes is not None:
         stored = await stored_bytes(connection, caller.tenant_id)
         if stored >= limits.most_stored_bytes:
@@ -113,9 +126,15 @@ async def trim_requests(connection: AsyncConnection) -> int:
 
 
 async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
-    """Bytes of the graphs that a tenant's requests name, with their plans."""
+    """Bytes of the graphs that a tenant's requests name, with their plans, and of what was said of them since."""
     named = select(requests.c.graph_key).where(requests.c.tenant_id == tenant_id)
-    total = 0
+    mine = select(requests.c.id).where(requests.c.tenant_id == tenant_id)
+    total = int(
+        await connection.scalar(
+            select(func.coalesce(func.sum(attachments.c.size_bytes), 0)).where(attachments.c.request_id.in_(mine))
+        )
+        or 0
+    )
     for table, key in ((graphs, graphs.c.key), (plans, plans.c.graph_key)):
         found = await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(key.in_(named)))
         total += int(found or 0)

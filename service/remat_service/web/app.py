@@ -26,6 +26,7 @@ from remat_ir.schema import Document, OneOf, with_nested
 
 from ..context import Context
 from ..errors import ServiceError, Unavailable
+from ..requests.attachments import OP_NAMES, RUN_REPORT
 from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
 from ..requests.groups import SWEEP_REQUEST
@@ -37,14 +38,14 @@ from ..storage.database import what_fails
 from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal
-from .routes import groups, operate, plans, profiles, service, solves
+from .routes import attachments, groups, operate, plans, profiles, service, solves
 from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
 from .routes.profiles import LOOKUP, UPLOAD
 from .schemas import SOLVE_ROW
 
 _ROUTERS = (
-    solves.router, groups.router, plans.router, plans.graphs_router, profiles.router, service.router, operate.router,
-    service.page_router,
+    solves.router, attachments.router, groups.router, plans.router, plans.graphs_router, profiles.router,
+    service.router, operate.router, service.page_router,
 )  # fmt: skip
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
@@ -143,7 +144,7 @@ def methods_at(path: str) -> list[str]:
 
 _DECLARED: tuple[Document | OneOf, ...] = (
     ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD,
-    TENANT_REQUEST, TENANT_CHANGE, KEY_REQUEST
+    TENANT_REQUEST, TENANT_CHANGE, KEY_REQUEST, RUN_REPORT, OP_NAMES
 )  # fmt: skip
 
 

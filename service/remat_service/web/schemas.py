@@ -111,6 +111,32 @@ class TimelineDocument(BaseModel):
     plan: Curve | None
 
 
+class RunDocument(BaseModel):
+    """A training step by a solve's plan, as a job measured it; null where it was not."""
+
+    predicted_bytes: int
+    measured_bytes: int
+    predicted_ns: int | None
+    measured_ns: int | None
+    device: str | None
+    created_at: str
+
+
+class NamesDocument(BaseModel):
+    """What the ops of a solve's graph are called, and where in the model's code they stand."""
+
+    names: list[str]
+    where: list[str] | None
+    created_at: str
+
+
+class AttachmentsDocument(BaseModel):
+    """What a job has said of a solve; null where it has not."""
+
+    run: RunDocument | None
+    names: NamesDocument | None
+
+
 class SweepDocument(BaseModel):
     """A group of solves; `ended` once all have."""
 
@@ -173,11 +199,15 @@ class MethodDocument(BaseModel):
 
 
 class Capabilities(BaseModel):
-    """What this service does, its limits, and who asks: the tenant, its scopes, and the group that shares with it."""
+    """What this service does, its limits, and who asks: the tenant, its scopes, and the group that shares with it.
+
+    `stores_names` says whether names of this tenant's ops are stored.
+    """
 
     version: str
     tenant: str
     group: str | None
+    stores_names: bool
     scopes: list[str]
     formats: list[str]
     methods: list[MethodDocument]
@@ -269,6 +299,7 @@ class TenantRow(BaseModel):
     name: str
     weight: float
     disabled: bool
+    store_names: bool
     most_running: int | None
     most_queued: int | None
     most_solver_seconds: float | None

@@ -16,6 +16,7 @@ from ...context import Context
 from ...errors import Invalid
 from ...identity import OPERATE, Caller
 from ...requests import operate
+from ...requests.attachments import let_names
 from ...requests.completion import cancel_solve, cancel_tenant
 from ...storage.tables import tenants
 from ...tenants import keys
@@ -33,6 +34,9 @@ TENANT_CHANGE = Document(
     {
         "weight": Member(Number(above=0), None, "Share of the workers, against other tenants.", nullable=True),
         "disabled": Member(Flag(), None, "Refuse its keys, and end what it has under way.", nullable=True),
+        "store_names": Member(
+            Flag(), None, "Whether names of its ops are stored; false deletes those that are.", nullable=True
+        ),
         **dict.fromkeys(QUOTAS, _LIMIT),
     },
 )
@@ -149,6 +153,8 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
         if changes:
             await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
         row = await keys.tenant_row(connection, name)
+        if changes.get("store_names") is False:
+            await let_names(connection, row.id, stored=False)
         await _note(connection, caller, "tenants change", name=name, **changes)
     if changes.get("disabled"):
         await cancel_tenant(context, row.id)
@@ -204,4 +210,4 @@ async def revoke_key(request: Request, key_id: Annotated[str, Path(max_length=32
 
 
 def _tenant(row: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in ("name", "weight", "disabled", *QUOTAS)}
+    return {name: getattr(row, name) for name in ("name", "weight", "disabled", "store_names", *QUOTAS)}

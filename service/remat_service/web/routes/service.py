@@ -20,6 +20,7 @@ from remat_solver import METHODS, solver_version
 from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
 from ...identity import OPERATE, Caller
+from ...requests.attachments import stores_names
 from ...requests.operate import queue_by_tenant, workers
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health, refusals
@@ -91,11 +92,13 @@ def _is_key(authorization: str, key: str) -> bool:
 @router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())
 async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read", OPERATE))]) -> Any:
     """Methods with their options and defaults, formats, limits."""
-    settings = request.app.state.context.settings
+    context: Context = request.app.state.context
+    settings = context.settings
     return {
         "version": solver_version(),
         "tenant": caller.tenant,
         "group": caller.group,
+        "stores_names": await stores_names(context, caller),
         "scopes": list(caller.allowed),
         "formats": ["remat-graph/1", "remat-chain/1", "remat-join/1"],
         "methods": [

@@ -15,9 +15,9 @@
 
   // Everything about one solve; a graph's plan is replayed here, other plans by the service.
   Remat.whole = async (id) => {
-    const [answer, problem, progress, name] = await Promise.all([service.solve(id), service.problem(id), service.progress(id), service.nameOf(id)]);
+    const [answer, problem, progress, name, { run, names }] = await Promise.all([service.solve(id), service.problem(id), service.progress(id), service.nameOf(id), service.attachments(id)]);
     const timeline = problem.graph ? null : await service.timeline(id);
-    return { answer, name, problem, timeline, progress: progress.progress, names: service.names(id) };
+    return { answer, name, problem, timeline, progress: progress.progress, names: service.names(id) || names?.names, where: names?.where, ran: run };
   };
 
   async function solvePage(box, current, { tell }, id) {

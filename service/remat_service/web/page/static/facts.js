@@ -33,6 +33,15 @@ window.Remat = window.Remat || {};
       card("Quality", good, sure), card("Solving", seconds(answer.seconds), SOURCES[answer.cache] || null));
   }
 
+  // A step by this plan in a training job, as the job measured it, next to what was predicted.
+  function ran(run) {
+    if (!run) return null;
+    const against = (measured, predicted, show) => (measured === null ? "not measured" : predicted ? [show(measured), `${signed(measured / predicted - 1)} of the predicted ${show(predicted)}`] : [show(measured), null]);
+    const [peak, more] = against(run.measured_bytes, run.predicted_bytes, bytes), step = run.measured_ns === null ? null : against(run.measured_ns, run.predicted_ns, time);
+    return el("section", { "aria-label": "As measured" }, el("h2", {}, "As measured in training"), el("p", { class: "soft" }, "Reported by the job ", Remat.words.ago(run.created_at), run.device ? `, on ${run.device}` : "", ". Memory is above what is there throughout."),
+      el("dl", { class: "facts" }, card("Peak of a step", peak, more), step ? card("Time of a step", step[0], step[1]) : null));
+  }
+
   // Everything else, for those who look for it.
   function rest(answer, plain) {
     const rows = [["method", answer.method], ["without a plan", plain ? bytes(plain) : null], ["lower bound of the time", answer.bound_ns === null ? null : `${time(answer.bound_ns)}, ${trust(answer)}`],
@@ -49,10 +58,10 @@ window.Remat = window.Remat || {};
     return `${signed((answer.chain_cost_ns * (1 + answer.overhead)) / answer.cost_ns - 1)} time, this plan ${signed(answer.overhead)}`;
   }
 
-  function show(box, answer, plain, total, name) {
+  function show(box, answer, plain, total, name, run) {
     const said = headline(answer, plain) || (answer.status === "infeasible" ? `No plan fits ${bytes(answer.budget_bytes)}` : ended(answer) ? "No plan was found" : "Looking for a plan");
     box.append(el("p", { class: "eyebrow" }, title(answer, name), " ", state(answer)), el("h1", { class: "headline" }, ended(answer) || !answer.peak_bytes ? said : `${said}, so far`),
-      cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null, rest(answer, plain));
+      cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null, ...[ran(run)].filter(Boolean), rest(answer, plain));
     return name ? `${name}: ${said}` : said;
   }
 

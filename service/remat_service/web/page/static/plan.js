@@ -6,17 +6,17 @@ window.Remat = window.Remat || {};
   const { replay, plain, resident, recomputed, fromTimeline, trace } = Remat.replay;
   const SHOWN = 12; // rows of the table of recomputed ops; the JSON has them all
 
-  // What a plan does and what plain training does, replayed once: {graph, run, before, total, name(op), what(row), boundary}.
+  // What a plan does and what plain training does, replayed once: {graph, run, before, total, name(op), where(op), what(row), boundary}.
   function view(whole) {
     const graph = whole.problem.graph || null, { timeline, answer } = whole, names = whole.names;
-    const name = (op) => (names && names[op] ? names[op] : `op ${op}`);
+    const name = (op) => (names && names[op] ? names[op] : `op ${op}`), where = (op) => (whole.where ? whole.where[op] : null);
     const total = graph ? graph.op_cost_ns.reduce((a, b) => a + b, 0) : timeline ? timeline.total_cost_ns : null;
     const before = graph ? replay(graph, plain(graph)) : timeline ? fromTimeline(timeline.plain) : null;
     const run = !answer.plan ? null : graph ? replay(graph, answer.plan.steps) : fromTimeline(timeline.plan);
     const what = (i) => (graph ? name(run.rows.ops[i]) : run.rows.what[i]);
     const isBack = (i) => (graph ? graph.backward_from >= 0 && graph.backward_from !== null && run.rows.ops[i] >= graph.backward_from : /^(B|turn)/.test(run.rows.what[i])) && !run.rows.again[i];
     const first = run ? Array.from({ length: run.count }, (_, i) => i).find(isBack) : undefined;
-    return { graph, run, before, total, name, what, isBack, boundary: first === undefined ? null : run.rows.start[first] };
+    return { graph, run, before, total, name, where, what, isBack, boundary: first === undefined ? null : run.rows.start[first] };
   }
 
   // What the tooltip says of one row: what runs, memory, and what is resident.
@@ -24,8 +24,8 @@ window.Remat = window.Remat || {};
     const { color } = Remat.chart;
     return (i) => {
       const { run, graph } = v, end = Remat.replay.end(run, i), memory = run.rows.memory[i];
-      const nodes = [el("strong", {}, v.what(i)), el("div", { class: run.rows.again[i] ? "again" : null }, `${run.rows.again[i] ? "runs again" : "runs"} at ${time(run.rows.start[i])}, for ${time(end - run.rows.start[i])}`),
-        el("div", {}, `${bytes(memory)}, ${percent(memory / answer.budget_bytes)} of the budget${run.hostPeak ? `; ${bytes(run.rows.host[i])} on the host` : ""}`)];
+      const nodes = [el("strong", {}, v.what(i)), graph && v.where(run.rows.ops[i]) ? el("div", { class: "soft" }, v.where(run.rows.ops[i])) : null, el("div", { class: run.rows.again[i] ? "again" : null }, `${run.rows.again[i] ? "runs again" : "runs"} at ${time(run.rows.start[i])}, for ${time(end - run.rows.start[i])}`),
+        el("div", {}, `${bytes(memory)}, ${percent(memory / answer.budget_bytes)} of the budget${run.hostPeak ? `; ${bytes(run.rows.host[i])} on the host` : ""}`)].filter(Boolean);
       if (!stack) return nodes;
       const parts = stack.at(i), held = resident(graph, run, i);
       nodes.push(el("ul", { class: "parts" }, stack.layers.map((layer, j) => [layer, parts[j]]).reverse().filter(([, b]) => b > 0).map(([layer, b]) => el("li", {}, el("span", { class: "key area", vars: { "--key": color(layer.color) } }), el("span", {}, layer.name), el("span", { class: "n" }, bytes(b))))));
@@ -81,7 +81,7 @@ window.Remat = window.Remat || {};
     if (v.graph) {
       const rows = recomputed(v.graph, v.run), again = rows.reduce((s, r) => s + r.cost, 0);
       if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
-      return table(rows.slice(0, SHOWN).map((r) => [v.name(r.op), r.times, time(r.cost), percent(r.cost / v.run.time)]), `${rows.length} ops run again, ${time(again)} in all, ${signed(again / v.total)} over one pass.${rows.length > SHOWN ? ` The ${SHOWN} most expensive:` : ""}`, ["op", "times again", "time", "share of the step"]);
+      return table(rows.slice(0, SHOWN).map((r) => [[v.name(r.op), v.where(r.op) ? el("span", { class: "soft block" }, v.where(r.op)) : null], r.times, time(r.cost), percent(r.cost / v.run.time)]), `${rows.length} ops run again, ${time(again)} in all, ${signed(again / v.total)} over one pass.${rows.length > SHOWN ? ` The ${SHOWN} most expensive:` : ""}`, ["op", "times again", "time", "share of the step"]);
     }
     const again = new Map();
     v.run.rows.what.forEach((what, i) => { if (v.run.rows.again[i]) again.set(what, (again.get(what) || 0) + 1); });
@@ -92,7 +92,7 @@ window.Remat = window.Remat || {};
 
   function show(box, whole) {
     const { answer, progress } = whole, v = view(whole);
-    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total, whole.name);
+    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total, whole.name, whole.ran);
     const history = () => {
       if (!v.total || !progress || !progress.length || (ended(answer) && progress.length < 2)) return;
       const section = el("section", { "aria-label": "How the solve went" }, el("h2", {}, "How the solve went"));

@@ -5,6 +5,8 @@ window.Remat = window.Remat || {};
   const offline = document.getElementById("remat-data");
   const key = () => sessionStorage.getItem("remat-key"), tenant = () => sessionStorage.getItem("remat-tenant");
 
+  const enc = encodeURIComponent;
+
   // What the page signs in with, until the tab is closed: an API key, or a token and which of its tenants is meant.
   function credentials(secret, name) {
     for (const [item, value] of [["remat-key", secret], ["remat-tenant", name]]) {
@@ -29,16 +31,16 @@ window.Remat = window.Remat || {};
     return data;
   }
 
-  // Names stay in this browser: they are kept next to the digest and never sent.
+  // Names stay in this browser, and go to the service only where it stores this tenant's.
   function remember(id, opNames) {
     if (!opNames) return;
+    call("v1/capabilities").then((told) => told.stores_names && call(`v1/solves/${enc(id)}/names`, { method: "PUT", body: { names: opNames } })).catch(() => {}); // they are here all the same
     try { sessionStorage.setItem(`remat-names-${id}`, JSON.stringify(opNames)); } catch { /* storage full: labels fall back to numbers */ }
   }
   function names(id) {
     try { return JSON.parse(sessionStorage.getItem(`remat-names-${id}`) || "null"); } catch { return null; }
   }
 
-  const enc = encodeURIComponent;
   Remat.service = {
     offline: offline ? JSON.parse(offline.textContent) : null,
     list: (asked) => call(`v1/solves?${new URLSearchParams(asked)}`),
@@ -47,6 +49,7 @@ window.Remat = window.Remat || {};
     problem: (id) => call(`v1/solves/${enc(id)}/problem`),
     timeline: (id) => call(`v1/solves/${enc(id)}/timeline`),
     progress: (id) => call(`v1/solves/${enc(id)}/progress`),
+    attachments: (id) => call(`v1/solves/${enc(id)}/attachments`),
     cancel: (id) => call(`v1/solves/${enc(id)}/cancel`, { method: "POST" }),
     capabilities: () => call("v1/capabilities"),
     post: (body) => call("v1/solves", { method: "POST", headers: { Prefer: "wait=0" }, body }),
