@@ -265,29 +265,48 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not_there() -> None:
     assert bare == {name for name in names if name.startswith("remat_")}
 
 
-_RULE_TEST = """
-rule_files: [{rules}]
-evaluation_interval: 1m
-tests:
-  - interval: 1m
-    input_series:
-      - {{series: 'remat_queue_depth{{instance="a"}}', values: '5x200'}}
-      - {{series: 'remat_solves_in_progress{{instance="a"}}', values: '{running}x200'}}
-    alert_rule_test:
-      - eval_time: 180m
-        alertname: RematNothingRuns
-        exp_alerts: [{expected}]
-"""
+_QUICK = {"hit": ", le='0.05'", "miss": ", le='0.5'"}
+
+
+def _answers(result: str, quick: int) -> dict[str, str]:
+    """A hundred answers a minute, so many of them within the objective."""
+    return {
+        f"remat_answer_seconds_count{{result='{result}'}}": "0+100x200",
+        f"remat_answer_seconds_bucket{{result='{result}'{_QUICK[result]}}}": f"0+{quick}x200",
+    }
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_five_solves_that_wait_for_three_hours_are_noticed(tmp_path: Path) -> None:
-    """By promtool: where nothing runs somebody is called, where one solve runs nobody is."""
+@pytest.mark.parametrize(
+    ("alert", "series", "fires"),
+    [
+        ("RematNothingRuns", {"remat_queue_depth": "5x200", "remat_solves_in_progress": "0x200"}, True),
+        ("RematNothingRuns", {"remat_queue_depth": "5x200", "remat_solves_in_progress": "1x200"}, False),
+        ("RematObjectiveMissed", _answers("hit", 98) | _answers("miss", 100), True),
+        ("RematObjectiveMissed", _answers("hit", 100) | _answers("miss", 98), True),
+        ("RematObjectiveMissed", _answers("hit", 100) | _answers("miss", 99), False),
+        ("RematObjectiveMissed", _answers("hit", 0), True),
+    ],
+)
+def test_alerts_fire_where_they_should(alert: str, series: dict[str, str], fires: bool, tmp_path: Path) -> None:
+    """By promtool: five solves that wait for three hours while nothing runs; one answer in fifty that comes late."""
     (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
-    rule = next(each for each in group["rules"] if each["alert"] == "RematNothingRuns")
-    called = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
-    for running, expected in ((0, json.dumps(called)), (1, "")):
-        test = tmp_path / f"{running}.yaml"
-        test.write_text(_RULE_TEST.format(rules=MONITORING / "alerts.yaml", running=running, expected=expected))
-        done = subprocess.run(["promtool", "test", "rules", test], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    rule = next(each for each in group["rules"] if each["alert"] == alert)
+    expected = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    test = {
+        "rule_files": [str(MONITORING / "alerts.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": [
+                    {"eval_time": "180m", "alertname": alert, "exp_alerts": [expected] if fires else []}
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
