@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from ...context import Context
 from ...requests.attachments import OP_NAMES, RUN_REPORT, attach, attached
 from ..authentication import Reader, Solver
-from ..body import read_body
+from ..body import read_document
 from ..schemas import AttachmentsDocument, body, refusals
 from .solves import SolveId
 
@@ -39,7 +39,7 @@ def _context(request: Request) -> Context:
 )
 async def put_run(request: Request, solve_id: SolveId, caller: Solver) -> None:
     """What a step by the plan was measured to take; a later report takes the place of an earlier one."""
-    said = await read_body(request, lambda data, _: RUN_REPORT.read(data))
+    said = await read_document(request, RUN_REPORT)
     await attach(_context(request), caller, solve_id, "run", said)
 
 
@@ -52,7 +52,7 @@ async def put_run(request: Request, solve_id: SolveId, caller: Solver) -> None:
 )
 async def put_names(request: Request, solve_id: SolveId, caller: Solver) -> None:
     """Names of ops, for who looks at the plan; refused (403) unless an operator lets this tenant store them."""
-    said = await read_body(request, lambda data, _: OP_NAMES.read(data))
+    said = await read_document(request, OP_NAMES)
     await attach(_context(request), caller, solve_id, "names", said)
 
 
