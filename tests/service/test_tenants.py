@@ -142,6 +142,8 @@ def test_idor_matrix(locked: Service, anna: Tenant, bert: Tenant) -> None:
         "group_id": (sweep["id"], "0" * 32),
         "digest": (problem_digest(problem), "0" * 64),
     }
+    cli(locked, "tenants", "names", "anna", "on")
+    bodies = {"run": {"predicted_bytes": 1, "measured_bytes": 1}, "names": {"names": ["op"] * graph.ops}}
     document = locked.http.get("/openapi.json").json()
     looked = 0
     for path, operations in sorted(document["paths"].items()):
@@ -152,9 +154,10 @@ def test_idor_matrix(locked: Service, anna: Tenant, bert: Tenant) -> None:
         if "max-batch" in path:
             real = batch["id"]
         for method in sorted(operations):
-            own = anna.http.request(method, path.replace(f"{{{name}}}", real))
-            other = bert.http.request(method, path.replace(f"{{{name}}}", real))
-            none = bert.http.request(method, path.replace(f"{{{name}}}", never))
+            body = bodies.get(path.rpartition("/")[2])
+            own = anna.http.request(method, path.replace(f"{{{name}}}", real), json=body)
+            other = bert.http.request(method, path.replace(f"{{{name}}}", real), json=body)
+            none = bert.http.request(method, path.replace(f"{{{name}}}", never), json=body)
             assert own.status_code in (200, 202, 204), (method, path, own.text)
             assert other.status_code == none.status_code == 404, (method, path)
             assert other.json() == none.json()
