@@ -45,7 +45,7 @@ window.Remat = window.Remat || {};
   // A problem's file, more fields, and a method; calls `submit(subject, values)`.
   function form(button, specs, submit) {
     const made = Remat.fields.form([
-      { name: "file", label: "Graph, chain or join file", type: "file", accept: ".json,application/json", hint: "Choose it, or drop it here. Names of ops stay in this browser.", pointers: ["/problem/graph", "/graph", "/problem/chain", "/chain", "/problem/join", "/join"] },
+      { name: "file", label: "Graph, chain or join file", type: "file", accept: ".json,application/json", hint: "Choose it, or drop it here. Names of ops stay in this browser, unless this tenant’s are stored.", pointers: ["/problem/graph", "/graph", "/problem/chain", "/chain", "/problem/join", "/join"] },
       ...specs, { name: "method", label: "Method", options: [["auto", "auto"]], value: "auto", pointers: ["/method"] },
     ], { button, label: "Plan a problem" }, async (values) => submit(await read(values.file), values));
     service.capabilities().then((c) => {

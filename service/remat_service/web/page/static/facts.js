@@ -61,7 +61,7 @@ window.Remat = window.Remat || {};
   function show(box, answer, plain, total, name, run) {
     const said = headline(answer, plain) || (answer.status === "infeasible" ? `No plan fits ${bytes(answer.budget_bytes)}` : ended(answer) ? "No plan was found" : "Looking for a plan");
     box.append(el("p", { class: "eyebrow" }, title(answer, name), " ", state(answer)), el("h1", { class: "headline" }, ended(answer) || !answer.peak_bytes ? said : `${said}, so far`),
-      cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null, ...[ran(run)].filter(Boolean), rest(answer, plain));
+      cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null, rest(answer, plain), ...[ran(run)].filter(Boolean));
     return name ? `${name}: ${said}` : said;
   }
 
