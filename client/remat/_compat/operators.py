@@ -106,7 +106,8 @@ def process_group(node: fx.Node) -> torch.distributed.ProcessGroup | None:
             value: Any = given.meta.get("val") if isinstance(given, fx.Node) else given
             value = getattr(value, "real_obj", value)
             if not isinstance(value, str):
-                return value
+                group: torch.distributed.ProcessGroup | None = value
+                return group
             resolved: Any = torch.distributed.distributed_c10d
             return resolved._resolve_process_group(value) if torch.distributed.is_initialized() else None
     return None
