@@ -16,7 +16,7 @@ import remat
 from client.commands import remat as command
 from client.liar import Said, in_turn, lying
 from remat.planning.service import submission
-from remat.training.names import name_of
+from remat.training.step import name_of
 from remat_ir import InvalidData, Problem, graph_of
 
 __all__ = ["command"]

@@ -20,10 +20,9 @@ from ..capture.operations import check_functional
 from ..distributed.ranks import planner_of
 from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, read_budget
-from ..planning.options import SolveOptions, StepFields, solve_options
+from ..planning.options import SolveOptions, StepFields, solve_options, with_name
 from ..planning.planner import Planner, plan_or_raise
 from ..training.job import Job
-from ..training.names import with_name
 from .search import BatchSearch, Try
 
 log = logging.getLogger("remat")

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from remat_ir import Answer, Graph, InvalidData, Plan, Problem, overhead_of, pla
 
 from ..planning.check import checked
 from ..planning.checkpoints import per_block, selective
-from ..planning.options import SolveOptions
+from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner
 from .app import (
     NOTHING_FOUND,
@@ -256,7 +255,7 @@ def compare(
     else:
         step = captured(model, device, batch, optimizer, base_url, quiet)
         graph = step.graph
-        asked = [import_module("remat.training.names").with_name(asking, step.call_name) for asking in asked]
+        asked = [with_name(asking, step.call_name) for asking in asked]
     problem = Problem(graph, budget_of(graph, budget, budget_fraction))
     ways = [_peer(name, make, problem) for name, make in PEERS.items()]
     ways += [_solved(planner, problem, asking) for asking in asked]

@@ -21,6 +21,7 @@ from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.flags import LOST, STACKS, Setting, best_flags
 from ..planning.headline import headline
 from ..planning.links import named_link
+from ..planning.options import with_name
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import page_of, plan_or_raise, planner_for
 from .app import (
@@ -203,7 +204,7 @@ def plan(
     problem = Problem(graph, size)
     start = time.perf_counter()
     with progress_line(graph, quiet=quiet) as report:
-        asking = import_module("remat.training.names").with_name(asking, found.call_name)
+        asking = with_name(asking, found.call_name)
         answer = checked(problem, planner.plan(problem, asking, on_progress=report))
     found.seconds["solve"] = time.perf_counter() - start
     plan_or_raise(answer, graph)

@@ -16,8 +16,8 @@ from .. import _compat
 from ..device import Accelerator, of
 from ..planning.budget import bytes_of
 from ..planning.coordinator import Coordinator
+from ..planning.links import read_link
 from ..planning.options import SolveOptions
-from ..planning.transfers import read_link
 from ..profiling.timing import rounded
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from remat_ir import InvalidData, Link
 
-from .transfers import read_link
+from ..settings import settings
+from .links import read_link
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 Mode: TypeAlias = Literal["auto", "graph", "chain"]
@@ -224,6 +225,11 @@ def solve_options(
         if each.name not in known and getattr(options, each.name) != each.default:
             raise InvalidData(f"{name} has no option {each.name}, which is set in options. It takes {', '.join(known)}")
     return replace(options, **given)
+
+
+def with_name(options: SolveOptions, name: str) -> SolveOptions:
+    """Options with a name that was not given, where the settings say that such names may be sent."""
+    return options if options.name is not None or not settings().send_names else replace(options, name=name)
 
 
 def _meant(word: str, known: tuple[str, ...], what: Callable[..., Any]) -> str:

@@ -1,41 +1,10 @@
-"""The link to the host as callers name it, and what a plan moves over it, for people."""
+"""What a plan moves over the link to the host, for people."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from remat_ir import Graph, InvalidData, Link, Offload, Plan, Prefetch, Subject, host_peak, readable, replay
-
-from .budget import bytes_of
-from .links import named_link
-
-MEASURED = "measured"
-
-
-def read_link(link: object, host_bytes: int | str | None = None) -> Link | None:
-    """The link that an option means; None where it is to be measured, or where there is none.
-
-    Example:
-        >>> read_link("pcie4", "64GiB").host_bytes
-        68719476736
-
-    Args:
-        link: None, "measured", what `named_link` reads, or a `remat_ir.Link`.
-        host_bytes: what the host may hold, in place of the link's own limit.
-
-    Raises:
-        InvalidData: it is none, or not a size; the message says what is one.
-    """
-    if link is not None and not isinstance(link, (Link, str)):
-        raise InvalidData(f"link is {MEASURED!r}, a name such as 'pcie4', or a remat_ir.Link, not {link!r}", "/link")
-    limit = None if host_bytes is None else bytes_of(host_bytes)
-    if link is None and limit is not None:
-        raise InvalidData("host_bytes says what a link's host may hold: give link= as well", "/host_bytes")
-    if link is None or link == MEASURED:
-        return None
-    found = link if isinstance(link, Link) else named_link(link)
-    return found if limit is None else replace(found, host_bytes=limit)
+from remat_ir import Graph, Offload, Plan, Prefetch, Subject, host_peak, readable, replay
 
 
 class Move(NamedTuple):

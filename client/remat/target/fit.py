@@ -21,9 +21,8 @@ from remat_ir import (
     working_set,
 )
 
-from ..planning.options import SolveOptions
+from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner, planner_for
-from ..training.names import with_name
 from .asked import Asked
 from .batches import Batch, GraphBatches
 from .devices import Target, target_of

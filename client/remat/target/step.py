@@ -19,9 +19,8 @@ from ..planning.profiles import ProfileTable
 from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, device_kind
 from ..training.job import Job
-from ..training.names import name_of
 from ..training.reserved import fresh, reserved
-from ..training.step import TrainingStep, running_peak, training_step
+from ..training.step import TrainingStep, name_of, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
 from .parallel import Parallel

@@ -26,7 +26,7 @@ from ..distributed.ranks import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
 from ..planning.headline import headline
-from ..planning.options import SolveOptions
+from ..planning.options import SolveOptions, with_name
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise
@@ -36,10 +36,9 @@ from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves
 from .job import Job, warn_of_update
-from .names import name_of, with_name
 from .planned import Planned
 from .reserved import StepRoom, Whole, linked
-from .step import BUSY, TrainingStep, running_peak, traced_step
+from .step import BUSY, TrainingStep, name_of, running_peak, traced_step
 from .traced import TrainingBackend
 
 log = logging.getLogger("remat")

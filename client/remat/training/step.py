@@ -24,6 +24,7 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
+from ..planning.options import LONGEST_NAME
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
@@ -363,3 +364,16 @@ def running_peak(step: TrainingStep, plan: Plan) -> int:
     after its last use.
     """
     return step.graph.fixed_bytes + kernel_peak(step.operations, plan, step.profiled.kernels)
+
+
+def name_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The class of a module and the shape of the first tensor of its call.
+
+    Example:
+        >>> import torch
+        >>> name_of(nn.Linear(8, 2), (torch.ones(4, 8),), {})
+        'Linear 4×8'
+    """
+    first = next(tensors((tuple(args), kwargs)), None)
+    shape = () if first is None else first.shape
+    return " ".join(filter(None, (type(module).__name__, "×".join(map(str, shape)))))[:LONGEST_NAME]
