@@ -184,7 +184,7 @@ def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], pla
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from remat.planning.curves import memory_curve, plain_curve
+    from remat.planning.summary import memory_curve, plain_curve
 
     graph = plan.step.graph
     figure = Figure(figsize=(12, 4.5), layout="constrained")

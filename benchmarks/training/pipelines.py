@@ -37,7 +37,7 @@ from benchmarks.harness.table import Report
 from benchmarks.training.job import CYCLES, MIB, Block, Found
 from remat.pipelines.choice import Combination, Place, choose, combinations, peak_of
 from remat.pipelines.schedule import Timeline, actions_of, residency
-from remat.planning.allot import Option
+from remat.planning.division import Option
 from remat.profiling.measure import Peak, peak_memory
 
 COLUMNS = ("schedule, rank", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal", "plain", "time")

@@ -11,7 +11,7 @@ import pytest
 from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse, NotAllowed, ServiceError, Unreachable
 from remat.planning.async_client import AsyncRemat
-from remat.planning.call import Timeouts
+from remat.planning.http import Timeouts
 from remat_ir import Answer, InvalidData, Problem, Status, budget_at, plain_peak, verify
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 

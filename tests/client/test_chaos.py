@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from remat.errors import ServiceError, Unreachable
 from remat.planning import service
-from remat.planning.call import Timeouts
+from remat.planning.http import Timeouts
 from remat.planning.options import SolveOptions
 from remat.planning.planner import CoordinatedPlanner, FallbackPlanner, planner_for
 from remat.planning.profiles import Profile

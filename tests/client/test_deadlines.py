@@ -13,8 +13,7 @@ import pytest
 from backports import zstd
 
 from remat.errors import InvalidResponse, Unreachable
-from remat.planning.call import Timeouts
-from remat.planning.http import Http
+from remat.planning.http import Http, Timeouts
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from torch import nn
 import remat
 from remat.capture.call import example_call
 from remat.cli.solve import budget_of
-from remat.planning.headline import headline
 from remat.planning.sources import GreedyPlanner
+from remat.planning.summary import headline
 from remat_ir import (
     Answer,
     Compute,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remat.planning.flags import STACKS, best_flags, blocks_of, checkpointed_plan, every_setting
+from remat.planning.checkpoints import STACKS, best_flags, blocks_of, checkpointed_plan, every_setting
 from remat_ir import Graph, InvalidData, Problem, graph_of, plain_peak, plain_plan, verify
 
 

@@ -16,9 +16,7 @@ from backports import zstd
 
 from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse, NotAllowed, NotFound, RateLimited, Refused, ServiceFailed, Unreachable
-from remat.planning import encoding
-from remat.planning.call import Timeouts
-from remat.planning.http import Http
+from remat.planning.http import Body, Http, Timeouts, Unusable
 from remat.settings import Settings, settings
 from remat_ir import InvalidData
 
@@ -173,11 +171,11 @@ def test_a_compressed_reply_is_read(how: str) -> None:
 
 
 def test_a_body_beyond_the_bound_is_refused() -> None:
-    body = encoding.Body("zstd", most=10)
+    body = Body("zstd", most=10)
     body.add(b"12345")
     body.add(b"67890")
     assert body.whole() == b"1234567890"
-    with pytest.raises(encoding.Unusable, match="larger than 10 B"):
+    with pytest.raises(Unusable, match="larger than 10 B"):
         body.add(b"1")
 
 

@@ -12,7 +12,7 @@ from remat.batch.affine import between
 from remat.batch.largest import LargestBatch, Try
 from remat.batch.search import most_overhead
 from remat.errors import NothingFound, PlanningError
-from remat.planning.sizes import same_structure
+from remat.planning.greedy import same_structure
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.training.step import training_step

@@ -24,7 +24,7 @@ from remat.capture.operations import Kind
 from remat.compile.plans import point_of, unit_problem
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
-from remat.planning.allot import Option
+from remat.planning.division import Option
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
 from remat.training.halves import Halves

@@ -13,8 +13,8 @@ import pytest
 
 from client.liar import Asked, Said, Script, in_turn, lying
 from remat.errors import BudgetTooSmall, InvalidResponse, NothingFound, Refused, ServiceError, Unreachable
-from remat.planning.call import Timeouts
 from remat.planning.greedy import greedy_answer
+from remat.planning.http import Timeouts
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
 from remat.planning.quick import quick_answer

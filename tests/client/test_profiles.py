@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from client.liar import Asked, Said, in_turn, lying
-from remat.planning.call import Timeouts
-from remat.planning.http import Http
+from remat.planning.http import Http, Timeouts
 from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles, Profile, ProfileTable, SharedProfiles
 from remat.planning.sources import ServicePlanner

@@ -20,8 +20,7 @@ from drawn import examples
 from remat.compile.shared import Division
 from remat.compile.sized import Backend
 from remat.planning import division
-from remat.planning.allot import Option
-from remat.planning.division import Row, divide, least_bytes, peak_by
+from remat.planning.division import Option, Row, divide, least_bytes, peak_by
 from remat.profiling.measure import peak_memory
 from tiers import first
 

@@ -16,12 +16,11 @@ from torch import fx, nn
 import remat
 from client.small_models import numbers
 from client.test_training import Net
-from remat.planning.greedy import greedy_answer
+from remat.planning.greedy import greedy_answer, plan_of_another_size
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles
 from remat.planning.quick import quick_answer
-from remat.planning.sizes import plan_of_another_size
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure, profile
 from remat.profiling.timing import fitted_cost, times

@@ -20,9 +20,8 @@ from client.test_exact import QUICK, WithLoss, callable_of, everything_again, ou
 from client.transferring import LINK, Mover, linked, with_transfers
 from remat.cli.look import explained
 from remat.lowering import transfers
-from remat.planning.headline import headline
 from remat.planning.profiles import DiskProfiles
-from remat.planning.transfers import journeys, journeys_text, moved, moves
+from remat.planning.summary import headline, journeys, journeys_text, moved, moves
 from remat.profiling import measure
 from remat.training.enable import plans_of
 from remat.training.step import running_peak, training_step

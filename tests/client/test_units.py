@@ -16,8 +16,8 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from remat.errors import CaptureError
-from remat.planning.allot import Option, Place, allot, least_budget, peak_of
 from remat.planning.budget import UnitBytes, bounded, bytes_of
+from remat.planning.division import Option, Place, allot, least_budget, peak_of
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import GreedyPlanner

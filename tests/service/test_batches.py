@@ -10,9 +10,8 @@ import pytest
 
 from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse
-from remat.planning.largest_batch import largest_batch
 from remat.planning.options import SolveOptions
-from remat.planning.sources import ServicePlanner
+from remat.planning.sources import ServicePlanner, largest_batch
 from remat_ir import Graph, Plan, Problem, plain_peak, plain_plan, verify
 from remat_ir.batch import BatchFamily
 from service.serving import Service, eventually, example, serving, training_graph

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from remat_ir import Graph
 
-from ..planning.sizes import same_structure
+from ..planning.greedy import same_structure
 from ..profiling.timing import affine
 
 

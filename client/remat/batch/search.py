@@ -20,10 +20,9 @@ from ..device import Accelerator, of
 from ..device_flags import out_of_memory
 from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes, read_budget
-from ..planning.greedy import greedy_answer
+from ..planning.greedy import greedy_answer, same_structure
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
-from ..planning.sizes import same_structure
 from ..profiling.measure import forward_backward, peak_memory
 from ..profiling.room import rehearsed
 from ..training.enable import following

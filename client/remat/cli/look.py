@@ -33,8 +33,7 @@ from remat_ir import (
     replay_any,
 )
 
-from ..planning.curves import memory_curve, plain_curve
-from ..planning.transfers import journeys, journeys_text, moved
+from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve
 from .app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
 from .plot import check_picture, memory_chart, memory_picture

@@ -17,13 +17,12 @@ from remat_ir import Answer, InvalidData, Plan, Problem, plain_peak, readable
 
 from ..planning.budget import share_sentence
 from ..planning.check import checked
-from ..planning.curves import memory_curve, memory_svg, plain_curve
-from ..planning.flags import LOST, STACKS, Setting, best_flags
-from ..planning.headline import headline
+from ..planning.checkpoints import LOST, STACKS, Setting, best_flags
 from ..planning.links import named_link
 from ..planning.options import with_name
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import page_of, plan_or_raise, planner_for
+from ..planning.summary import headline, memory_curve, memory_svg, plain_curve
 from .app import (
     FractionOption,
     GapOption,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from remat_ir import Answer, Progress, Status, Subject, duration, gap_of, overhead_of, readable
 
-from ..planning.headline import rests_on_claim
+from ..planning.summary import rests_on_claim
 
 STYLES = {
     "optimal": "bold green",

@@ -31,10 +31,9 @@ from remat_ir import (
 
 from ..planning.budget import bytes_of
 from ..planning.check import checked
-from ..planning.largest_batch import largest_batch
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
-from ..planning.sources import LocalPlanner, ServicePlanner, solver_door
+from ..planning.sources import LocalPlanner, ServicePlanner, largest_batch, solver_door
 from .app import (
     NOTHING_FOUND,
     FileArgument,

@@ -15,8 +15,7 @@ import torch
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..device import capturing
-from ..planning.allot import Option
-from ..planning.division import Stack
+from ..planning.division import Option, Stack
 
 if TYPE_CHECKING:
     from .plans import PlannedSizes, Point

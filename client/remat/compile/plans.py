@@ -31,8 +31,8 @@ from ..capture.operations import Operations
 from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import lower
 from ..lowering.peak import Phases, kernel_phases
-from ..planning.allot import Option
 from ..planning.budget import UnitBytes, bounded, bytes_of
+from ..planning.division import Option
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..planning.allot import Option
+from ..planning.division import Option
 from .schedule import Held, Moment, Pass, Timeline, Times
 
 MOST_RUNS = 20_000_000

@@ -24,9 +24,9 @@ from ..compile.shared import allowed_bytes
 from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
-from ..planning.allot import Option
 from ..planning.budget import Budget
 from ..planning.coordinator import OneProcess
+from ..planning.division import Option
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from ..profiling.room import ATTEMPTS, STEPS, Room, rehearsed

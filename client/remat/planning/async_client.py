@@ -15,9 +15,8 @@ from remat_ir import Answer, InvalidData, Problem
 from ..errors import InvalidResponse, ServiceError, Unreachable
 from ..settings import checked_url, settings
 from . import service
-from .call import Timeouts, come_back_s
 from .check import checked
-from .http import AsyncHttp
+from .http import AsyncHttp, Timeouts, come_back_s
 from .options import SolveFields, SolveOptions, solve_options
 from .sources import LONGEST_POLL_S, PATIENCE_S
 

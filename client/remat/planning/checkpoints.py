@@ -1,15 +1,30 @@
-"""What checkpoints around a model's blocks come to, as plans of its captured step: the peers of a planned step.
+"""What checkpoints around modules come to, as plans of a captured step: each block's, and the flags of other stacks.
 
-A block is the outermost module of a list in an op's path, such as `h.3` in `transformer.h.3.mlp`. Neither keeps to a
-budget: a peak is what it is.
+A checkpoint saves nothing inside, and all of it runs again when the backward pass first needs something of it. None of
+these keeps to a budget: a peak is what it is. Every setting of a stack's flags is evaluated, so the best is exact.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
-from remat_ir import Graph, InvalidData, Plan, permitted, pinned_ops, plan_of, without_unread
+from remat_ir import (
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Plan,
+    Problem,
+    permitted,
+    pinned_ops,
+    plan_of,
+    readable,
+    verify,
+    without_unread,
+)
 
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
 """What selective checkpoints keep, with everything that has attention in its name."""
@@ -104,3 +119,207 @@ def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:
 def _block(name: str) -> str:
     found = re.match(r"(.*?\.\d+|\d+)[.:]", name)
     return found[1] if found else ""
+
+
+Chunks = Sequence[Sequence[int]]
+"""Forward ops that are checkpointed together, each chunk ascending."""
+Way = tuple[str, Chunks] | tuple[str, Chunks, frozenset[int]]
+"""A setting as it is written, what it checkpoints, and what of that it saves all the same."""
+
+_BLOCK = re.compile(r"^(.*?)(?:^|\.)(\d+)(?=[.:])")
+_PARTS = {"core_attn": r"attn|attention", "mlp": r"mlp|feed_forward|ffn|fc\d?", "layernorm": r"norm|ln_?\d?"}
+"""Megatron's names of modules that it recomputes selectively, and what is taken for them in a path."""
+_COSTLY = re.compile(r"(mm|addmm|bmm|baddbmm|convolution|linear|max|topk|_scaled_dot_product\w*|_scaled_mm)$")
+"""What torchtitan's selective checkpoints save, but for every second product `mm`."""
+_ANY = 2**52
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a stack's flags on a graph.
+
+    Attributes:
+        flags: as they are written there.
+        plan: what they make a step do. cost_ns, peak_bytes: of it, fixed bytes included.
+    """
+
+    flags: str
+    plan: Plan
+    cost_ns: int
+    peak_bytes: int
+
+
+def best_flags(graph: Graph, stack: str, budget_bytes: int) -> Setting:
+    """The cheapest setting of a stack's flags whose peak is within the budget.
+
+    Raises:
+        InvalidData: the stack is not known; the graph has no names, no backward pass or no repeated blocks; or no
+            setting fits, and then the message says the least that one needs.
+    """
+    found = every_setting(graph, stack)
+    fitting = [setting for setting in found if setting.peak_bytes <= budget_bytes]
+    if not fitting:
+        least = min(found, key=lambda setting: setting.peak_bytes)
+        raise InvalidData(
+            f"no setting of {stack} fits {readable(budget_bytes)}; the least is {readable(least.peak_bytes, up=True)}, "
+            f"by {least.flags}"
+        )
+    return min(fitting, key=lambda setting: (setting.cost_ns, setting.peak_bytes))
+
+
+def every_setting(graph: Graph, stack: str) -> list[Setting]:
+    """All that a stack's flags can express on a graph, each evaluated.
+
+    Raises:
+        InvalidData: as `best_flags`.
+    """
+    if stack not in STACKS:
+        raise InvalidData(f"--for takes {', '.join(sorted(STACKS))}, not {stack!r}")
+    if graph.backward_from is None:
+        raise InvalidData("the graph marks no backward pass")
+    found = []
+    for flags, chunks, *saved in STACKS[stack](graph, blocks_of(graph)):
+        plan = checkpointed_plan(graph, chunks, *saved)
+        try:
+            verdict = verify(Problem(graph, _ANY), plan)
+        except InvalidPlan:  # something in a module must not run again
+            continue
+        found.append(Setting(flags, plan, verdict.cost_ns, verdict.peak_bytes))
+    return found
+
+
+def blocks_of(graph: Graph) -> list[list[int]]:
+    """The forward ops of each of the repeated blocks that hold the most time.
+
+    Raises:
+        InvalidData: as `numbered_blocks`.
+    """
+    return list(numbered_blocks(graph).values())
+
+
+def numbered_blocks(graph: Graph) -> dict[str, list[int]]:
+    """The same by the paths of their modules, which end in numbers.
+
+    Raises:
+        InvalidData: the graph has no names, or no module path with a number.
+    """
+    if graph.op_names is None:
+        raise InvalidData("flags name modules, and the graph has no names: capture the model with remat capture")
+    series: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for op in range(graph.backward_from or 0):
+        place = _BLOCK.match(graph.op_names[op])
+        if place is not None:
+            series[place[1]][int(place[2])].append(op)
+    if not series:
+        raise InvalidData("the model has no numbered blocks, such as layers.0 and layers.1, for flags to name")
+
+    def time(numbered: dict[int, list[int]]) -> int:
+        return sum(graph.op_cost_ns[op] for ops in numbered.values() for op in ops)
+
+    most = max(sorted(series), key=lambda prefix: time(series[prefix]))
+    dot = "." if most else ""
+    return {f"{most}{dot}{number}": series[most][number] for number in sorted(series[most])}
+
+
+def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Plan:
+    """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, and some of its ops."""
+    boundary = graph.backward_from or 0
+    keep = frozenset(graph.keep)
+    again: dict[int, int] = {}  # op → its chunk
+    rows: list[list[int]] = []
+    for number, chunk in enumerate(chunks):
+        inside = frozenset(chunk)
+
+        def given(value: int, inside: frozenset[int] = inside) -> bool:
+            return value in keep or any(user < boundary and user not in inside for user in graph.users[value])
+
+        own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
+        own = [op for op in own if op not in saved]
+        needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
+        rows.append([op for op in own if op <= max(needed, default=-1)])
+        again.update(dict.fromkeys(rows[-1], number))
+    order = list(range(boundary))
+    for op in range(boundary, graph.ops):
+        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
+            chunk_number = again.get(maker)
+            if chunk_number is not None and rows[chunk_number]:
+                order += rows[chunk_number]
+                rows[chunk_number] = []
+        order.append(op)
+    return plan_of(graph, order)
+
+
+def _hf(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    yield "gradient_checkpointing=False", ()
+    yield "gradient_checkpointing=True", blocks
+
+
+def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    yield "no checkpoint() calls", ()
+    yield "deepspeed.checkpointing.checkpoint() around each block", blocks
+
+
+def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    yield "activation-checkpoint:none", ()
+    yield "activation-checkpoint:full", blocks
+    saved = set()
+    for block in blocks:
+        products = 0
+        for op in block:
+            operators = graph.op_names[op].partition(":")[2].split("+")  # type: ignore[index]
+            products += "mm" in operators
+            if any(_COSTLY.match(name) for name in operators) and not ("mm" in operators and products % 2 == 0):
+                saved.add(op)
+    yield "activation-checkpoint:selective", blocks, frozenset(saved)
+
+
+def _megatron(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    yield "no --recompute-granularity", ()
+    count = len(blocks)
+    full = "--recompute-granularity full"
+    for layers in range(1, count + 1):
+        yield f"{full} --recompute-method block --recompute-num-layers {layers}", blocks[:layers]
+        joined = [[op for block in blocks[start : start + layers] for op in block] for start in range(0, count, layers)]
+        yield f"{full} --recompute-method uniform --recompute-num-layers {layers}", joined
+    parts = {name: _parts(graph, blocks, pattern) for name, pattern in sorted(_PARTS.items())}
+    there = [name for name, chunks in parts.items() if chunks]
+    for size in range(1, len(there) + 1):
+        for names in combinations(there, size):
+            chunks = [chunk for name in names for chunk in parts[name]]
+            yield f"--recompute-granularity selective --recompute-modules {' '.join(names)}", chunks
+
+
+def _nemo(graph: Graph, blocks: Chunks) -> Iterator[Way]:
+    for flags, chunks, *_ in _megatron(graph, blocks):
+        words = re.sub(r"--recompute-([a-z-]+) ", lambda found: f"recompute_{found[1].replace('-', '_')}=", flags)
+        yield words.replace("no --recompute-granularity", "recompute_granularity=null"), chunks
+
+
+def _parts(graph: Graph, blocks: Chunks, pattern: str) -> list[list[int]]:
+    """The ops of each module in each block whose name in the path is like a pattern."""
+    assert graph.op_names is not None
+    found: list[list[int]] = []
+    for block in blocks:
+        chunks: dict[str, list[int]] = defaultdict(list)
+        for op in block:
+            for part in graph.op_names[op].partition(":")[0].split("."):
+                if re.search(pattern, part):
+                    chunks[part].append(op)
+                    break
+        found += [chunks[part] for part in sorted(chunks)]
+    return found
+
+
+STACKS: dict[str, Callable[[Graph, Chunks], Iterator[Way]]] = {
+    "deepspeed": _deepspeed,
+    "hf": _hf,
+    "megatron": _megatron,
+    "nemo": _nemo,
+    "torchtitan": _torchtitan,
+}
+LOST = {
+    "deepspeed": "DeepSpeed's configuration chooses no layers: a block is checkpointed where the code says so",
+    "hf": "the switch is on for every block or off",
+    "torchtitan": "a mode applies to every block; memory-budget is the compiler's, and bounds no peak",
+}
+"""What a stack's flags cannot say."""

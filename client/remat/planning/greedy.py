@@ -1,10 +1,10 @@
-"""The client's own greedy plan as an answer, for when there is neither service nor solver."""
+"""Answers without a solver: the client's own greedy plan, and the plan of another size of the same step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from remat_ir import (
     Answer,
@@ -17,6 +17,7 @@ from remat_ir import (
     Problem,
     Progress,
     Status,
+    Subject,
     gap_of,
     greedy_plans,
     least_memory,
@@ -157,3 +158,49 @@ def _least(graph: Graph, seconds: float) -> Plan:
     """The plan of the least peak that the walks find in so many seconds, and one round of them in any case."""
     until = time.monotonic() + seconds
     return least_memory(graph, stop=lambda: time.monotonic() > until)
+
+
+MOST_TRIED = 8
+"""Of the plans that a module has, the latest."""
+
+Known: TypeAlias = tuple[Subject, Answer]
+"""A graph or chain that was planned, and the answer that it has."""
+
+
+def same_structure(one: Subject, other: Subject) -> bool:
+    """Whether two subjects have the same ops and values, whatever they cost and weigh: a plan of one is one of both."""
+    return _structure(one) == _structure(other)
+
+
+def plan_of_another_size(problem: Problem, known: Sequence[Known]) -> Answer | None:
+    """The cheapest known plan of the same structure that the verifier passes on this problem, as an answer to it.
+
+    Args:
+        known: the latest last.
+    """
+    best: Answer | None = None
+    for subject, answer in list(reversed(known))[:MOST_TRIED]:
+        if answer.plan is None or not same_structure(problem.subject, subject):
+            continue
+        try:
+            found = Answer.of_plan(
+                problem,
+                answer.plan,
+                method=answer.method,
+                cache="near",
+                message="The plan of another size of this step, verified on this one.",
+            )
+        except InvalidPlan:  # over the budget at this size
+            continue
+        if best is None or (found.cost_ns or 0) < (best.cost_ns or 0):
+            best = found
+    return best
+
+
+def _structure(subject: Subject) -> tuple[object, ...]:
+    if isinstance(subject, Chain):
+        return ("chain", subject.stages, subject.link_bytes_per_s is None)
+    if not isinstance(subject, Graph):
+        return (subject,)
+    sets = (subject.optional, subject.once, subject.keep, subject.consumes)
+    return (subject.op_inputs, subject.value_op, *sets, subject.backward_from)

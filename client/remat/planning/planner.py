@@ -21,9 +21,9 @@ from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
 from .budget import Budget, share_for
 from .budget import Fraction as Share
-from .call import Timeouts
 from .check import checked
 from .coordinator import Coordinator, OneProcess
+from .http import Timeouts
 from .memo import Memo
 from .options import DEFAULT, SolveOptions
 from .profiles import DiskProfiles, ProfileTable, SharedProfiles

@@ -13,10 +13,9 @@ from typing import Generic, TypeVar
 from remat_ir import Answer, Problem, RematError, Status, duration
 
 from .coordinator import AskAgain, Coordinator, Pending
-from .greedy import greedy_answer
+from .greedy import Known, greedy_answer, plan_of_another_size
 from .options import SolveOptions
 from .planner import CoordinatedPlanner, FallbackPlanner, Planner
-from .sizes import Known, plan_of_another_size
 from .sources import OnProgress, ServicePlanner
 
 log = logging.getLogger("remat")

@@ -10,8 +10,7 @@ from typing import Any
 from remat_ir import Answer, InvalidData, Problem, Subject, subject_kind
 
 from ..errors import InvalidResponse, Unreachable
-from .call import Reply, come_back_s
-from .http import Http
+from .http import Http, Reply, come_back_s
 from .options import SolveOptions
 
 

@@ -22,7 +22,7 @@ from ..capture.operations import check_functional, operations, to_graph
 from ..distributed.ranks import planner_of
 from ..errors import NothingFound
 from ..planning.budget import Budget, budget_bytes
-from ..planning.flags import checkpointed_plan, numbered_blocks
+from ..planning.checkpoints import checkpointed_plan, numbered_blocks
 from ..planning.options import SolveOptions, solve_options
 from ..planning.planner import Planner
 from ..profiling.measure import forward_backward, peak_memory

@@ -11,8 +11,7 @@ from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, pla
 from ..batch.affine import between
 from ..capture.operations import Measured
 from ..errors import CaptureError
-from ..planning.greedy import greedy_answer
-from ..planning.sizes import same_structure
+from ..planning.greedy import greedy_answer, same_structure
 from ..profiling.timing import affine, same_kernels
 from ..training.step import TrainingStep
 

@@ -18,7 +18,7 @@ from ..device import NAMED
 from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
 from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
 from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
-from ..planning.allot import Option
+from ..planning.division import Option
 from ..profiling.fixed import all_gradients
 from ..profiling.timing import affine
 from ..training.halves import Halves

@@ -18,11 +18,11 @@ from ..chains.chained import ChainedModule
 from ..compile.carrier import Carrier
 from ..compile.plans import Traced
 from ..planning.budget import Budget
-from ..planning.headline import headline
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner, Planner
 from ..planning.sources import OnProgress
+from ..planning.summary import headline
 from .optimize import carry_out, planning, profiled_step
 from .planned import Planned
 from .selfcheck import StepPeak, summary

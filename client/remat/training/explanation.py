@@ -7,8 +7,7 @@ from typing import Any
 
 from remat_ir import InvalidData, draw_memory, figure_of
 
-from ..planning.curves import memory_curve, memory_svg, plain_curve
-from ..planning.headline import headline
+from ..planning.summary import headline, memory_curve, memory_svg, plain_curve
 from .planned import Planned
 
 

@@ -25,13 +25,13 @@ from ..compile.plans import Traced
 from ..distributed.ranks import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
-from ..planning.headline import headline
 from ..planning.options import SolveOptions, with_name
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise
 from ..planning.quick import Better, improved, quick_answer, stands_in
 from ..planning.sources import OnProgress
+from ..planning.summary import headline
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves

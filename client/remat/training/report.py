@@ -32,7 +32,7 @@ from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..planning.transfers import journeys_text, moved
+from ..planning.summary import journeys_text, moved
 from .enable import Plans, carrier_of, disable, optimize, plans_of
 from .explanation import Explanation
 from .planned import Planned

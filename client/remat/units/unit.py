@@ -16,8 +16,8 @@ from remat_ir import Answer, Plan, checkpointed
 from ..compile.plans import UNBOUNDED, Traced, unit_problem
 from ..device import Interval, of
 from ..errors import CaptureError
-from ..planning.allot import Option, Place
 from ..planning.budget import UnitBytes
+from ..planning.division import Option, Place
 from ..planning.options import OnFailure, SolveOptions
 from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner

@@ -25,8 +25,8 @@ from ..compile.plans import UNBOUNDED, Point, curve, point_of, unit_problem
 from ..compile.shared import allowed_bytes
 from ..distributed.ranks import planner_of
 from ..errors import BudgetTooSmall, NothingFound
-from ..planning.allot import Place, allot, least_budget, peak_of
 from ..planning.budget import Budget, UnitBytes, bytes_of, read_budget
+from ..planning.division import Place, allot, least_budget, peak_of
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner
 from ..profiling.fixed import resident

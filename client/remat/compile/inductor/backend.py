@@ -22,10 +22,10 @@ from ...capture.dataflow import resident_bytes, tensors
 from ...capture.operations import notes
 from ...capture.refused import refuse_split_by_ddp
 from ...planning.budget import Budget, budget_bytes
+from ...planning.greedy import Known
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
 from ...planning.quick import improved, quick_answer
-from ...planning.sizes import Known
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
