@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.harness.table import table as markdown
 from benchmarks.models.stages import TRAINED, build
-from remat.chains.chained import ChainedModule
+from remat.chains.modules import ChainedModule
 from remat.chains.profile import chain_of
 from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, Problem, budget_at, plain_chain_plan, verify

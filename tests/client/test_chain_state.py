@@ -16,7 +16,7 @@ from torch import nn
 import remat
 from client.test_chain_training import bisection
 from client.test_training_loops import numbers
-from remat.chains.chained import ChainedModule
+from remat.chains.modules import ChainedModule
 from remat.chains.profile import chain_of
 from remat.planning.coordinator import OneProcess
 from remat.planning.quick import Better

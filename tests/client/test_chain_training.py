@@ -15,9 +15,8 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
-from remat.chains.chained import ChainedModule
-from remat.chains.profile import chain_of
-from remat.chains.stage_profile import stage_cost
+from remat.chains.modules import ChainedModule
+from remat.chains.profile import chain_of, stage_cost
 from remat.chains.training import carry_out_chain, segments_plan
 from remat.errors import CaptureError, InvalidData
 from remat.planning.options import SolveOptions

@@ -12,9 +12,9 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_chain_training import Branching, outcome, quiet  # noqa: F401
-from remat.chains.join_profile import join_of
-from remat.chains.join_training import carry_out_join
-from remat.chains.joined import JoinedModule
+from remat.chains.modules import JoinedModule
+from remat.chains.profile import join_of
+from remat.chains.training import carry_out_join
 from remat.errors import CaptureError
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner

@@ -14,7 +14,7 @@ from torch import nn
 
 import remat
 from client.small_models import Mlp, numbers
-from remat.chains.chained import ChainedModule
+from remat.chains.modules import ChainedModule
 from remat.errors import CaptureError
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions

@@ -1,31 +1,277 @@
-"""Stages one after the other, trained inside a budget: profile the chain, ask, verify, execute."""
+"""Stages trained inside a budget, one after the other or in branches that meet: profile, ask, verify, execute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, ChainStep, InvalidData, InvalidPlan, Problem, Verb, verify
+from remat_ir import (
+    Answer,
+    Chain,
+    ChainPlan,
+    ChainStep,
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Join,
+    JoinPlan,
+    Plan,
+    Problem,
+    Status,
+    Verb,
+    backward_order,
+    branches_of,
+    budget_at,
+    verify,
+)
 
+from .. import generators
+from .._compat import buffers_of, parameters_of
+from ..device import storage_bytes
 from ..distributed.ranks import planner_of
-from ..errors import CaptureError
+from ..errors import CaptureError, RanksDiffer, RematError
 from ..lowering.link import bandwidth, storable
-from ..planning.budget import Budget
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from ..planning.quick import improved, quick_answer
 from ..planning.sources import OnProgress
-from ..profiling.optimizers import check_optimizer
-from .chained import ChainedModule
-from .join_training import plan_join
-from .joined import JoinedModule
-from .profile import ProfiledChain, chain_of
-from .rehearsal import StagesRoom, stages_budget
+from ..profiling.fixed import bucket_bytes, bytes_beside, existing_gradients
+from ..profiling.optimizers import check_optimizer, update_blocks, update_memory
+from ..profiling.room import Room, rehearsed
+from .modules import ChainedModule, JoinedModule
+from .profile import ProfiledChain, ProfiledJoin, agreed_join, chain_of, join_of
+
+log = logging.getLogger("remat")
+
+
+class StagesRoom(Room):
+    """The room of stages: a budget, less what is there throughout their training.
+
+    That is, in bytes, their parameters and buffers, a gradient for each parameter, the optimizer's state and averages;
+    on an accelerator also what others have allocated there.
+
+    Args:
+        budget: as `stages_budget` gives it.
+        optimizer, ema: as for `remat.optimize`.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        inputs: Sequence[torch.Tensor],
+        budget: Budget,
+        coordinator: Coordinator,
+        optimizer: Any = None,
+        ema: Any = None,
+    ) -> None:
+        super().__init__(inputs[0].device, budget, 1.0, coordinator)
+        self._inputs, self._asked = inputs, budget
+        whole = nn.ModuleList(modules)
+        update = update_memory(optimizer)
+        self._blocks = update_blocks(optimizer, update)
+        held = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
+        held += bucket_bytes(whole)[0] + (0 if ema is None else bytes_beside(ema, whole)) + update.state_bytes
+        new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)
+        gradients = existing_gradients(whole)
+        self._fixed = held + max(new, gradients) + update.beside_passes_bytes
+        self._present = held + gradients - sum(self._blocks.state) + sum(map(storage_bytes, inputs))
+
+    def problem(self, subject: Chain | Graph) -> Problem:
+        """What is asked: the budget in bytes of activations, the inputs' included."""
+        if isinstance(self._asked, Fraction):
+            return Problem(subject, budget_at(subject, self._asked.fraction))
+        if isinstance(self._asked, ActivationBytes):
+            return Problem(subject, subject.fixed_bytes + bytes_of(self._asked.size))
+        assert not isinstance(self._asked, UnitBytes), "see stages_budget"
+        return Problem(subject, max(0, self.left(bytes_of(self._asked), self._present) - self._fixed))
+
+    def reserved(self, made: nn.Module) -> int:
+        """The reserved bytes of some steps of stages that train by a plan, whose gradients stay from step to step."""
+        assert self.device is not None
+        xs = [x.detach().requires_grad_(x.requires_grad) for x in self._inputs]
+
+        def step() -> None:
+            y = made(*xs)
+            torch.autograd.backward((y,), (torch.ones_like(y),))
+            for x in xs:
+                x.grad = None
+
+        with torch.enable_grad(), _apart(made), generators.Own():
+            return rehearsed(self.device, step, self._blocks)
+
+
+@contextlib.contextmanager
+def _apart(module: nn.Module) -> Iterator[None]:
+    """Inside, a module has other parameters over the same memory, and copies of its buffers.
+
+    So its own gradients and buffers stay as they are, and hooks of its parameters do not run.
+    """
+    parts = [(parameters_of(m), buffers_of(m)) for m in module.modules()]
+    before = [(dict(p), dict(b)) for p, b in parts]
+    others: dict[int, nn.Parameter] = {}
+    for parameters, buffers in parts:
+        for name, own in parameters.items():
+            if own is not None:
+                made = others.setdefault(id(own), nn.Parameter(own.detach(), own.requires_grad))
+                parameters[name] = made
+        buffers.update({name: own.clone() for name, own in buffers.items() if own is not None})
+    try:
+        yield
+    finally:
+        for (parameters, buffers), (own_parameters, own_buffers) in zip(parts, before, strict=True):
+            parameters.update(own_parameters)
+            buffers.update(own_buffers)
+
+
+def stages_budget(budget: Budget, slack: float) -> Budget:
+    """A budget of stages, bytes of a device less the allocator's share.
+
+    Raises:
+        InvalidData: not a budget, or one of a unit.
+    """
+    if isinstance(budget, UnitBytes):
+        raise InvalidData("stages have one budget for all of them: give bytes, not remat.UnitBytes")
+    return device_budget(budget, slack)
+
+
+def plan_join(
+    branches: Iterable[Iterable[nn.Module]],
+    head: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    budget: Budget,
+    asked: CoordinatedPlanner,
+    asking: SolveOptions,
+    optimizer: Any = None,
+    ema: Any = None,
+) -> JoinedModule:
+    """Measure and plan branches that meet in a head; the budget is as `stages_budget` gives it.
+
+    Raises:
+        CaptureError, BudgetTooSmall, NothingFound, RanksDiffer: as `optimize_chain`.
+    """
+    lists = [list(branch) for branch in branches]
+    if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
+        raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
+    profiled = agreed_join(join_of(lists, head, inputs), asked.coordinator)
+    room = StagesRoom([*(m for b in lists for m in b), head], inputs, budget, asked.coordinator, optimizer, ema)
+    order = plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
+
+    def ask(problem: Problem) -> Answer:
+        nonlocal order
+        asked.coordinator.same(problem)  # the search depends on it
+        order, answer = _best(profiled, plain, problem.budget_bytes, asked, asking)
+        return answer
+
+    def carried_out(problem: Problem, answer: Answer) -> JoinedModule:
+        problem = Problem(profiled.graph(order), problem.budget_bytes)
+        return carry_out_join(lists, head, profiled, order, problem, answer)
+
+    def over(problem: Problem, answer: Answer) -> int:
+        return room.over(lambda: room.reserved(carried_out(problem, answer)))
+
+    made = carried_out(*room.settled(room.problem(profiled.graph(plain)), ask, over))
+    made.reserved_bytes = room.seen
+    return made
+
+
+def _best(
+    profiled: ProfiledJoin, plain: list[int], budget_bytes: int, planner: CoordinatedPlanner, asking: SolveOptions
+) -> tuple[list[int], Answer]:
+    """An order of the backward steps, by branch, and the best plan that is found in it.
+
+    Raises:
+        BudgetTooSmall, NothingFound: there is none.
+    """
+    joined = _join_plan(profiled, budget_bytes, planner, asking)
+    order, answer = (plain, None) if joined is None else joined
+    if asking.method != "join":
+        found = planner.plan(Problem(profiled.graph(order), budget_bytes), asking)
+        if answer is None or (found.cost_ns is not None and found.cost_ns <= (answer.cost_ns or 0)):
+            answer = plan_or_raise(found)
+    if answer is None:
+        answer = plan_or_raise(Answer(Status.NOTHING_FOUND, asking.method, budget_bytes, message="No join plan fits."))
+    return order, answer
+
+
+def carry_out_join(
+    branches: Sequence[Sequence[nn.Module]],
+    head: nn.Module,
+    profiled: ProfiledJoin,
+    backward: Sequence[int],
+    problem: Problem,
+    answer: Answer,
+) -> JoinedModule:
+    """Branches and a head with an answer's plan, verified.
+
+    Raises:
+        InvalidPlan: the plan is not one of this graph, or not what the answer claims.
+    """
+    if not isinstance(answer.plan, Plan):
+        raise InvalidPlan(f"branches need a plan of their graph, not {type(answer.plan).__name__}")
+    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    return JoinedModule(branches, head, profiled, backward, answer.plan, answer)
+
+
+def _join_plan(
+    profiled: ProfiledJoin, budget_bytes: int, planner: Planner, asking: SolveOptions
+) -> tuple[list[int], Answer] | None:
+    """The optimal plan of the homogenized join in as many slots as fit the budget in bytes, and its backward order."""
+    lengths = profiled.lengths
+    low, high = len(lengths), sum(lengths) + len(lengths) + 1
+    best: tuple[list[int], Answer] | None = None
+    while low <= high:
+        slots = (low + high) // 2
+        found = _in_slots(profiled, slots, planner, asking)
+        answer = None if found is None else _verified(*found[1:], budget_bytes)
+        if found is not None and answer is not None:
+            best, low = (found[0], answer), slots + 1
+        elif found is None:
+            low = slots + 1
+        else:
+            high = slots - 1
+    return best
+
+
+def _in_slots(
+    profiled: ProfiledJoin, slots: int, planner: Planner, asking: SolveOptions
+) -> tuple[list[int], Graph, Plan] | None:
+    """The join's plan in so many slots as a backward order, the graph in that order and its plan; None if none fits."""
+    plain = [j for j in reversed(range(len(profiled.lengths))) for _ in range(profiled.lengths[j])]
+    found = branches_of(profiled.graph(plain))
+    assert found is not None, "the graph of branches is one"
+    join: Join = found.homogenized(slots)
+    problem = Problem(join, join.slots * join.slot_bytes)
+    try:
+        steps = planner.plan(problem, replace(asking, method="join")).plan
+    except RanksDiffer:
+        raise
+    except RematError as error:
+        log.debug("no join plan in %d slots: %s", slots, error)
+        return None
+    if not isinstance(steps, JoinPlan):
+        return None
+    order = backward_order(steps)
+    graph = profiled.graph(order)
+    again = branches_of(graph)
+    assert again is not None
+    return order, graph, again.plan(steps)
+
+
+def _verified(graph: Graph, plan: Plan, budget_bytes: int) -> Answer | None:
+    """The plan as an answer, or None where it is over the budget."""
+    message = "The optimal plan of the join of equal steps, in as many slots as fit in bytes."
+    try:
+        return Answer.of_plan(Problem(graph, budget_bytes), plan, method="join", message=message)
+    except InvalidPlan:
+        return None
 
 
 @overload

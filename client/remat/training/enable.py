@@ -14,7 +14,7 @@ from torch import nn
 from remat_ir import Answer, InvalidData, Problem
 
 from ..capture.call import check_module, example_call
-from ..chains.chained import ChainedModule
+from ..chains.modules import ChainedModule, ChainPlans, is_sequential
 from ..compile.carrier import Carrier
 from ..compile.plans import Traced
 from ..planning.budget import Budget
@@ -26,7 +26,6 @@ from ..planning.summary import headline
 from .optimize import carry_out, planning, profiled_step
 from .planned import Planned
 from .selfcheck import StepPeak, summary
-from .stages import ChainPlans, is_sequential
 from .traced import Trained, TrainingBackend
 
 log = logging.getLogger("remat")

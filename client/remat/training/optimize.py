@@ -18,9 +18,8 @@ from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, che
 
 from .. import _compat
 from ..capture.operations import check_functional
-from ..chains.chained import ChainedModule
-from ..chains.rehearsal import stages_budget
-from ..chains.training import ChainAsked, plan_chain
+from ..chains.modules import ChainedModule
+from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..compile.plans import Traced
 from ..distributed.ranks import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence

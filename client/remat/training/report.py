@@ -27,7 +27,7 @@ from remat_ir import (
 from .. import _compat
 from ..capture.call import example_call
 from ..capture.operations import notes
-from ..chains.chained import ChainedModule
+from ..chains.modules import ChainedModule
 from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
