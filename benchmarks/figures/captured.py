@@ -23,8 +23,7 @@ from remat.target.devices import Target
 from remat.target.step import target_step
 from remat.training.enable import following
 from remat.training.optimize import carry_out
-from remat.training.planned import Planned
-from remat.training.step import TrainingStep, training_step
+from remat.training.step import Planned, TrainingStep, training_step
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import known_budget

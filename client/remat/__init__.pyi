@@ -20,6 +20,6 @@ from .training.enable import disable as disable
 from .training.enable import enable as enable
 from .training.enable import optimize as optimize
 from .training.enable import plans_of as plans_of
+from .training.enable import save_plans as save_plans
 from .training.report import explain as explain
-from .training.save import save_plans as save_plans
 from .training.selective import checkpoint_contexts as checkpoint_contexts

@@ -19,7 +19,7 @@ import remat
 from remat import generators
 from remat.chains.saved_state import SavedState
 from remat.profiling.profile import profile_kernels
-from remat.training.release import Release
+from remat.training.backward import Release
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
-from remat.training.planned import Planned
+from remat.training.step import Planned
 
 MOST_PLANS = 8
 SHORTEST = 100

@@ -27,7 +27,7 @@ from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_
 from remat.planning.division import Option
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
-from remat.training.halves import Halves
+from remat.training.backward import Halves
 from remat.units.unit import Trace, Unit
 from remat_ir import InvalidData, plain_plan, verify
 from remat_ir.greedy import checkpointed

@@ -17,7 +17,7 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat.profiling.measure import Lifetimes, Window
 from remat.training.enable import backend_of
-from remat.training.planned import Planned
+from remat.training.step import Planned
 
 ARGS = (numbers(512, 64),)
 

@@ -22,7 +22,7 @@ from remat.profiling import measure
 from remat.profiling.room import STEPS, Room
 from remat.training.enable import plans_of
 from remat.training.job import Job
-from remat.training.reserved import Whole
+from remat.training.memory import Whole
 from remat.units.unit import Unit
 from remat.units.units import optimize_units
 from remat_ir import readable

@@ -19,7 +19,7 @@ from remat.lowering.allocator import Allocator, Settings
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.job import Job
-from remat.training.reserved import STEPS, reserved, standing
+from remat.training.memory import STEPS, reserved, standing
 from remat.training.step import TrainingStep, training_step
 from remat_ir import Offload, Plan, plain_plan, readable
 from standin import device

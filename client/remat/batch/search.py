@@ -27,10 +27,9 @@ from ..profiling.measure import forward_backward, peak_memory
 from ..profiling.room import rehearsed
 from ..training.enable import following
 from ..training.job import Job
+from ..training.memory import StepRoom
 from ..training.optimize import carry_out
-from ..training.planned import Planned
-from ..training.reserved import StepRoom
-from ..training.step import TrainingStep, training_step
+from ..training.step import Planned, TrainingStep, training_step
 from .affine import between
 
 

@@ -30,11 +30,10 @@ from ..planning.division import Option
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from ..profiling.room import ATTEMPTS, STEPS, Room, rehearsed
+from ..training.backward import Halves
 from ..training.enable import disable
-from ..training.halves import Halves
 from ..training.job import Job
-from ..training.planned import Planned
-from ..training.step import TrainingStep
+from ..training.step import Planned, TrainingStep
 from ..units.unit import Trace, Unit
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Run, Timeline, Times, actions_of, in_halves, residency

@@ -1,6 +1,6 @@
 """The room that a budget in bytes leaves on an accelerator, where it is one of all that the driver has to give.
 
-What a plan's segments come to is told by a model of the allocator (`remat.training.reserved`), or by a rehearsal: some
+What a plan's segments come to is told by a model of the allocator (`remat.training.memory`), or by a rehearsal: some
 real steps, with blocks in the places of what the optimizer's steps will make.
 """
 

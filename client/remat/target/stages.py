@@ -21,7 +21,7 @@ from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, na
 from ..planning.division import Option
 from ..profiling.fixed import all_gradients
 from ..profiling.timing import affine
-from ..training.halves import Halves
+from ..training.backward import Halves
 from ..training.job import Job
 from ..training.step import TrainingStep, training_step
 from .asked import Asked

@@ -19,7 +19,7 @@ from ..planning.profiles import ProfileTable
 from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, device_kind
 from ..training.job import Job
-from ..training.reserved import fresh, reserved
+from ..training.memory import fresh, reserved
 from ..training.step import TrainingStep, name_of, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of

@@ -1,4 +1,4 @@
-"""`remat.enable` and `remat.optimize`: plans for a module that stays itself, in place."""
+"""`remat.enable` and `remat.optimize`: plans for a module that stays itself, in place, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 import torch
 from torch import nn
 
-from remat_ir import Answer, InvalidData, Problem
+from remat_ir import Answer, InvalidData, Problem, verify
 
 from ..capture.call import check_module, example_call
 from ..chains.modules import ChainedModule, ChainPlans, is_sequential
 from ..compile.carrier import Carrier
-from ..compile.plans import Traced
+from ..compile.plans import UNBOUNDED, Traced
 from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
+from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import CoordinatedPlanner, Planner
 from ..planning.sources import OnProgress
 from ..planning.summary import headline
+from ..profiling.profile import device_kind
+from .memory import StepPeak, summary
 from .optimize import carry_out, planning, profiled_step
-from .planned import Planned
-from .selfcheck import StepPeak, summary
+from .step import Planned, TrainingStep
 from .traced import Trained, TrainingBackend
 
 log = logging.getLogger("remat")
@@ -355,3 +357,50 @@ def plans_of(model: nn.Module) -> Plans:
     if found is None:
         raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
     return Plans(found)
+
+
+def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a module's plans to a file that `plan=` of `remat.optimize` and `remat.enable` takes.
+
+    A job that is restarted with it runs the same plans, and nothing is solved. The file has the names
+    of modules in it, and no weights. Calls that run without a plan, and chains, are left out. Where a step has several
+    calls, the file has the plan of each and the budget that they share, once it has been divided.
+
+    Args:
+        model: one that `remat.optimize` or `remat.enable` was called for.
+
+    Raises:
+        InvalidData: it has no plan of a captured step yet, or the file cannot be written.
+        RuntimeError: it is not enabled.
+
+    Example:
+        >>> import remat, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x = torch.ones(4, 8)
+        >>> path = tempfile.mkdtemp() + "/plan.json"
+        >>> before = remat.plans_of(remat.optimize(model, x, budget="100%", planner="greedy")).plans
+        >>> remat.save_plans(model, path)
+        >>> pinned = remat.plans_of(remat.optimize(remat.disable(model), x, plan=path)).plans
+        >>> pinned[0].answer.plan == before[0].answer.plan
+        True
+    """
+    backend = backend_of(model)
+    division = backend.division
+    if division is None and backend.shared.several:
+        raise InvalidData("the calls of a step share a budget that has not been divided yet: train a few steps first")
+    if division is None:
+        write_plan_file(path, [_row(made.step, made.answer) for made in plans_of(model).plans])
+        return
+    shared = division.fixed_bytes + division.allowed_bytes
+    rows = []
+    for each, plan in backend.shared.chosen():
+        if isinstance(each, Trained):
+            graph = each.graph
+            peak = verify(Problem(graph, UNBOUNDED), plan).peak_bytes  # of groups of kernels: a little above the step's
+            answer = Answer.of_plan(Problem(graph, max(shared, peak)), plan, method="division")
+            rows.append(_row(each.planned.step, answer))
+    write_plan_file(path, rows, shared)
+
+
+def _row(step: TrainingStep, answer: Answer) -> PlannedStep:
+    return PlannedStep(step.graph, answer, device_kind(step.operations.flow.kernels))

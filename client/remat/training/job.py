@@ -15,8 +15,7 @@ from remat_ir import InvalidData, readable
 
 from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existing_gradients, leaves_gradients
 from ..profiling.optimizers import UpdateBlocks, UpdateMemory, check_optimizer, update_blocks, update_memory
-from .delivery import Delivery
-from .release import Release
+from .backward import Delivery, Release
 
 log = logging.getLogger("remat")
 

@@ -33,11 +33,10 @@ from ..planning.sources import OnProgress
 from ..planning.summary import headline
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
-from .halves import Halves
+from .backward import Halves
 from .job import Job, warn_of_update
-from .planned import Planned
-from .reserved import StepRoom, Whole, linked
-from .step import BUSY, TrainingStep, name_of, running_peak, traced_step
+from .memory import StepRoom, Whole, linked
+from .step import BUSY, Planned, TrainingStep, name_of, running_peak, traced_step
 from .traced import TrainingBackend
 
 log = logging.getLogger("remat")

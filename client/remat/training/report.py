@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
@@ -18,6 +19,8 @@ from remat_ir import (
     Prefetch,
     Verb,
     best_of,
+    draw_memory,
+    figure_of,
     overhead_of,
     plain_peak,
     readable,
@@ -32,12 +35,51 @@ from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..planning.summary import journeys_text, moved
+from ..planning.summary import headline, journeys_text, memory_curve, memory_svg, moved, plain_curve
 from .enable import Plans, carrier_of, disable, optimize, plans_of
-from .explanation import Explanation
-from .planned import Planned
-from .reserved import device_of_step
-from .selfcheck import summary
+from .memory import device_of_step, summary
+from .step import Planned
+
+
+class Explanation(str):
+    """The text of an explanation, and the plans that it is about.
+
+    Attributes:
+        plans: of captured steps; chains are in the text alone.
+    """
+
+    plans: tuple[Planned, ...]
+
+    def __new__(cls, text: str, plans: tuple[Planned, ...] = ()) -> Explanation:
+        made = super().__new__(cls, text)
+        made.plans = plans
+        return made
+
+    def _repr_html_(self) -> str:
+        """For each plan its headline and its memory over the step; then the text."""
+        parts = []
+        for planned in self.plans:
+            graph, answer = planned.step.graph, planned.answer
+            line = headline(graph, answer, peak_bytes=planned.predicted_bytes)
+            assert answer.plan is not None
+            curve = memory_svg(plain_curve(graph), memory_curve(graph, answer.plan), answer.budget_bytes)
+            parts.append(f"<p><b>{html.escape(line)}</b></p>{curve}")
+        return "".join(parts) + f"<pre>{html.escape(self)}</pre>"
+
+    def plot(self) -> Any:
+        """Memory over time with and without the plan, as a `matplotlib` figure, one panel a plan: see `Answer.plot`.
+
+        Raises:
+            InvalidData: matplotlib is not installed, or there is no plan of a captured step.
+        """
+        if not self.plans:
+            raise InvalidData("there is nothing to plot: no step was captured and planned as a graph")
+        figure, panels = figure_of(len(self.plans))
+        for axes, planned in zip(panels, self.plans, strict=True):
+            graph, answer = planned.step.graph, planned.answer
+            assert answer.plan is not None
+            draw_memory(axes, graph, answer.plan, answer.budget_bytes, headline(graph, answer))
+        return figure
 
 
 def explain(

@@ -25,8 +25,8 @@ from ..planning.plan_file import PinnedPlanner
 from ..planning.planner import CoordinatedPlanner
 from ..planning.quick import Better, tell_of_better
 from .job import Job
-from .planned import Planned
-from .selfcheck import SelfCheck, StepPeak
+from .memory import SelfCheck, StepPeak
+from .step import Planned
 
 log = logging.getLogger("remat")
 

@@ -21,13 +21,12 @@ from ..planning.division import Option, Place
 from ..planning.options import OnFailure, SolveOptions
 from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner
+from ..training.backward import Halves
 from ..training.enable import install, refuse_enabled
-from ..training.halves import Halves
 from ..training.job import Job
+from ..training.memory import Whole
 from ..training.optimize import carry_out, planned_step, profiled_step
-from ..training.planned import Planned
-from ..training.reserved import Whole
-from ..training.step import TrainingStep
+from ..training.step import Planned, TrainingStep
 from ..training.traced import TrainingBackend
 
 

@@ -35,9 +35,8 @@ from ..profiling.room import Room, rehearsed
 from ..training.compared import undisturbed
 from ..training.enable import disable
 from ..training.job import Job
-from ..training.planned import Planned
-from ..training.reserved import Whole
-from ..training.step import TrainingStep
+from ..training.memory import Whole
+from ..training.step import Planned, TrainingStep
 from .unit import Rest, Trace, Unit, rest_of
 
 log = logging.getLogger("remat")
