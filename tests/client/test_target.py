@@ -24,8 +24,7 @@ from remat.compile.alone import capture
 from remat.errors import PlanMismatch
 from remat.planning.links import OF_TARGET, named_link
 from remat.planning.plan_file import PlanFile
-from remat.target.attention import choice
-from remat.target.build import build, load, tracing_for
+from remat.target.build import build, choice, load, tracing_for
 from remat.target.devices import CLASSES, TARGETS, target_of
 from remat.target.price import class_of, operations_of, price, spread
 from remat.target.step import target_step

@@ -1,32 +1,194 @@
 """A model and one call of it as fake tensors of a device, from the function that makes them.
 
 The function runs with new tensors on the meta device, so that initialisation costs nothing and works where it does not
-under fake tensors; then all of them become fake tensors of the device.
+under fake tensors; then all of them become fake tensors of the device, in the dtype that was asked for.
+
+On a CUDA device `scaled_dot_product_attention` chooses its kernels by asking the device
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). The same rules stand here, for compute capability 8.0 and later:
+flash where it can, else memory-efficient, else the composite. cuDNN's kernels, last in that order, are not chosen. What
+the process has switched off by `torch.nn.attention.sdpa_kernel` stays off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remat_ir import InvalidData
 
 from .. import _compat
 from ..capture.call import CacheSwitch, check_module, example_call
-from ..device import KINDS, here
+from ..device import KINDS, NAMED, here
 from ..device_flags import of_generation
-from .attention import chosen_attention
 from .configs import by_config, config_of
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def chosen_attention() -> AbstractContextManager[Any]:
+    """Inside, attention on a CUDA device becomes the kernels of its choice, which differentiate as there."""
+    return _compat.replaced("scaled_dot_product_attention", ("CUDA", "AutogradCUDA"), _attention)
+
+
+def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, gqa: bool) -> str:
+    """The kernels: "flash", "efficient" or "math"."""
+    backend: Any = getattr(torch.backends, NAMED.type)
+    four = all(t.dim() == 4 for t in (query, key, value))
+    if not four or any(t.stride(-1) != 1 or 0 in t.shape for t in (query, key, value)):
+        return "math"
+    widths, heads = {t.shape[-1] for t in (query, key, value)}, {t.shape[1] for t in (query, key, value)}
+    same_heads = len(heads) == 1
+    if (
+        backend.flash_sdp_enabled()
+        and mask is None
+        and query.dtype in HALVES
+        and len(widths) == 1
+        and max(widths) <= 256
+        and (same_heads or gqa)
+        and not (causal and query.shape[2] != key.shape[2])
+    ):
+        return "flash"
+    aligned = 8 if query.dtype in HALVES else 4
+    if (
+        backend.mem_efficient_sdp_enabled()
+        and query.dtype in (*HALVES, torch.float32)
+        and same_heads
+        and not gqa
+        and query.shape[-1] == key.shape[-1]
+        and all(width % aligned == 0 for width in widths)
+        and not (causal and mask is not None)
+    ):
+        return "efficient"
+    return "math"
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    found = choice(query, key, value, attn_mask, is_causal, enable_gqa)
+    if found == "flash":
+        width = int(query.shape[-1])
+        scale = width**-0.5 if scale is None else scale
+        pad = -width % 8
+        if pad:
+            query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
+        made = _compat.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return made[0][..., :width] if pad else made[0]  # type: ignore[no-any-return]
+    if found == "efficient":
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        made = _compat.EFFICIENT_ATTENTION(query, key, value, bias, trains, dropout_p, is_causal, scale=scale)
+        return made[0]  # type: ignore[no-any-return]
+    made = _compat.COMPOSITE_ATTENTION(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )
+    return made[0]  # type: ignore[no-any-return]
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A mask as what is added to the scores: its rows padded to a multiple of 16 bytes, then expanded."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    alignment = 16
+    pad = -int(mask.shape[-1]) % alignment
+    if pad and mask.shape[-1] == key.shape[2]:
+        mask = torch.nn.functional.pad(mask, (0, pad))[..., : key.shape[2]]
+    return mask.expand(shape)
+
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+
+
+def dtype_of(text: str) -> torch.dtype:
+    """A dtype by its name.
+
+    Raises:
+        InvalidData: there is none of that name to train in.
+    """
+    if text not in DTYPES:
+        raise InvalidData(f"a step computes in one of {', '.join(DTYPES)}, not in {text!r}")
+    return DTYPES[text]
+
+
+def in_dtype(make_model: Callable[..., Any], dtype: str | None) -> Callable[..., Any]:
+    """A function that makes the same model and call in a dtype; None: as they are.
+
+    Raises:
+        InvalidData: there is no such dtype.
+    """
+    if dtype is None:
+        return make_model
+    kind = dtype_of(dtype)
+
+    @functools.wraps(make_model)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        found = make_model(*args, **kwargs)
+        if not isinstance(found, (tuple, list)) or not isinstance(found[0], torch.nn.Module):
+            return found  # `build` says what is wrong with it
+        return found[0].to(kind), *(_cast(value, kind) for value in found[1:])
+
+    made.__signature__ = inspect.signature(make_model)  # type: ignore[attr-defined]
+    return made
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: _cast(item, dtype) for name, item in value.items()}
+    return type(value)(_cast(item, dtype) for item in value) if type(value) in (tuple, list) else value
+
+
+@contextlib.contextmanager
+def autocast(dtype: str | None) -> Iterator[None]:
+    """Inside, a step is captured as under `torch.autocast` on a named device, which need not be here; None: as it is.
+
+    Raises:
+        InvalidData: there is no such dtype.
+    """
+    if dtype is None:
+        yield
+        return
+    kind, place = dtype_of(dtype), NAMED.type
+    before = torch.is_autocast_enabled(place), torch.get_autocast_dtype(place)
+    # torch.autocast would do nothing, with a warning, where this machine has no such device
+    torch.set_autocast_enabled(place, True)
+    torch.set_autocast_dtype(place, kind)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(place, before[0])
+        torch.set_autocast_dtype(place, before[1])
+        torch.clear_autocast_cache()
+
 
 CPU = torch.device("cpu")
 

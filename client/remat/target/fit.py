@@ -23,14 +23,12 @@ from remat_ir import (
 
 from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner, planner_for
-from .asked import Asked
 from .batches import Batch, GraphBatches
+from .build import autocast as casting
+from .build import in_dtype
 from .devices import Target, target_of
-from .parallel import ALONE, Parallel
 from .pipeline import PipelineFit, fit_pipeline
-from .precision import autocast as casting
-from .precision import in_dtype
-from .step import TargetStep, target_step
+from .step import ALONE, Asked, Parallel, TargetStep, target_step
 
 POINTS = 4
 """Budgets between the least one and what plain training needs, at which the curve is solved."""
@@ -185,7 +183,7 @@ def predict(
         device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
         release_gradients: say also what it is with `release_gradients=True`, which needs an optimizer.
-        parallel: ranks that the job is spread over, such as "fsdp=8,tp=2": see `remat.target.parallel.Parallel`. All
+        parallel: ranks that the job is spread over, such as "fsdp=8,tp=2": see `remat.target.step.Parallel`. All
             figures are then those of one rank, the batch too; messages take no time. With "pp=4", "micros=8" and
             "schedule=1F1B" the function is given `stage` and `stages`, and makes that part of the model: its positional
             arguments are what the part before returns, the last part returns the loss; `batch` is a micro-batch's.

@@ -5,15 +5,287 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from remat_ir import Answer, Status, overhead_of, readable
+import torch
+from torch import nn
+from torch.distributed.pipelining import Schedule1F1B
 
-from .asked import Asked
-from .batches import Batch, Family, largest, largest_that
+from remat_ir import Answer, Graph, InvalidData, Plan, Status, checkpointed, overhead_of, plain_plan, readable
+
+from ..capture.dataflow import tensors
+from ..compile.plans import Point, curve, point_of, solved
+from ..device import NAMED
+from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
+from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
+from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
+from ..planning.division import Option
+from ..profiling.fixed import all_gradients
+from ..profiling.timing import affine
+from ..training.backward import Halves
+from ..training.job import Job
+from ..training.step import TrainingStep, training_step
+from .batches import Batch, Family, largest, largest_that, step_between
+from .build import Built, build, tracing_for
 from .devices import Target
-from .parallel import Parallel
-from .stages import Actions, Pipeline, Stage, Update, captured_stages, stages_between
+from .price import price
+from .step import Asked, Parallel, optimizer_of
+
+
+class Stage(NamedTuple):
+    """A stage of a pipeline, captured, and the bytes of what it is given and gives."""
+
+    built: Built
+    step: TrainingStep
+    passed: Passed
+
+
+class Actions:
+    """What the ranks of a pipeline do.
+
+    Attributes:
+        runs: [ranks] their passes, in order.
+        halved: the stages whose backward passes are in halves.
+        numbers: [ranks] their stages.
+        last: the pipeline's last stage.
+        waits_at_end: what is sent is held until then.
+        timeline: of all passes.
+        micros: so many micro-batches.
+
+    Raises:
+        InvalidData: the schedule is not known or does not take so many ranks and micro-batches.
+    """
+
+    def __init__(self, parallel: Parallel) -> None:
+        schedule = named(parallel.schedule, parallel.pp, parallel.micros)
+        self.runs, self.halved = actions_of(schedule), in_halves(schedule)
+        self.numbers = [sorted({run.stage for run in own}) for own in self.runs]
+        self.last = max(map(max, self.numbers))
+        self.waits_at_end = not isinstance(schedule, Schedule1F1B)
+        self.timeline, self.micros = Timeline(self.runs), parallel.micros
+
+
+class Update(NamedTuple):
+    """What the optimizer of a rank takes: by name throughout, and while it steps with all gradients there."""
+
+    fixed: Mapping[str, int]
+    beside_bytes: int
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], optimizer: str | None) -> Update:
+        """That of the stages of a rank; the batch has no part in it."""
+        model = nn.ModuleList([stage.built.model for stage in stages])
+        job = Job(optimizer_of(model, optimizer))
+        update = job.update()
+        beside = update.temporaries_bytes - update.beside_passes_bytes
+        return cls(job.fixed(model), all_gradients(model) + beside)
+
+
+class Rank:
+    """One rank: its stages, what there is besides their plans, and the plans that it knows for them.
+
+    Attributes:
+        points: [stages] the plans.
+        fixed: bytes that are there throughout, by what they are.
+    """
+
+    def __init__(self, runs: Sequence[Run], stages: Mapping[int, Stage], update: Update, actions: Actions) -> None:
+        self.stages = stages
+        sizes = {number: stage.passed for number, stage in stages.items()}
+        own = [run for run in runs if run.kind != "weight" or stages[run.stage].step.halves is not None]
+        self.places: list[Place] = places_by_actions(own, sizes, actions.last, actions.waits_at_end)
+        self.points: list[list[Point]] = [[] for _ in stages]
+        fixed: dict[str, int] = {}
+        for stage in stages.values():
+            for name, size in stage.step.fixed.items():
+                fixed[name] = fixed.get(name, 0) + size
+        fixed.update(update.fixed)
+        fixed["inputs"] = buffers_bytes(sizes, actions.micros, actions.last)
+        self.fixed = {name: size for name, size in fixed.items() if size and name != "gradients"}
+        self.fixed_bytes = sum(self.fixed.values())
+        self.update_bytes = self.fixed_bytes + update.beside_bytes
+
+    def combinations(self, budget: int) -> list[Combination]:
+        """What its stages may take together inside a budget, fixed bytes included."""
+        return combinations(self.places, self.options, budget - self.fixed_bytes)
+
+    @property
+    def options(self) -> list[list[Option]]:
+        """[stages] of all known plans, what each comes to."""
+        return [[point.option for point in points] for points in self.points]
+
+    @property
+    def plain(self) -> list[Option]:
+        """[stages] what they come to without plans."""
+        return [point_of(s.step, plain_plan(s.step.graph)).option for s in self.stages.values()]
+
+    @property
+    def plain_bytes(self) -> int:
+        """Its peak without plans."""
+        return self.fixed_bytes + peak_of(self.places, self.plain)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least peak of known plans."""
+        return self.fixed_bytes + least_budget(self.places, self.options)
+
+    def planned_bytes(self, picked: Sequence[int]) -> int:
+        """Its peak by plans that were picked."""
+        options = [ways[index] for ways, index in zip(self.options, picked, strict=True)]
+        return self.fixed_bytes + peak_of(self.places, options)
+
+    def ask(self, picked: Sequence[int], asked: Asked) -> None:
+        """Let the planner make what it can of plans that were picked."""
+        points = [points[index] for points, index in zip(self.points, picked, strict=True)]
+        options = [point.option for point in points]
+        for index, (stage, point) in enumerate(zip(self.stages.values(), points, strict=True)):
+            left = room(self.places, options, index, asked.memory_bytes - self.fixed_bytes)
+            found = solved(stage.step, point, left, asked.planner.asked, asked.options)
+            if found is not None:
+                self.points[index].append(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The ranks of a pipeline, whose stages have the plans that they may take."""
+
+    actions: Actions
+    ranks: Sequence[Rank]
+
+    @classmethod
+    def of(cls, actions: Actions, stages: Mapping[int, Stage], updates: Sequence[Update]) -> Pipeline:
+        """Stages on their ranks, of which no plans are known yet."""
+        given = zip(actions.runs, actions.numbers, updates, strict=True)
+        return cls(actions, [Rank(runs, {n: stages[n] for n in mine}, u, actions) for runs, mine, u in given])
+
+    def know(self, plans: Mapping[int, Sequence[Plan]]) -> None:
+        """Plans of the stages, by number, that were made for other sizes or for these."""
+        for rank in self.ranks:
+            for points, (number, stage) in zip(rank.points, rank.stages.items(), strict=True):
+                points += [point_of(stage.step, plan) for plan in plans[number]]
+
+    def plan(self) -> None:
+        """Greedy plans of all stages at several bounds; equal stages have equal ones."""
+        known: dict[Graph, list[Point]] = {}
+        for rank in self.ranks:
+            for points, stage in zip(rank.points, rank.stages.values(), strict=True):
+                graph = stage.step.graph
+                if graph not in known:
+                    ends = point_of(stage.step, checkpointed(graph)), point_of(stage.step, plain_plan(graph))
+                    known[graph] = curve(stage.step, ends)
+                points += known[graph]
+
+    @property
+    def plans(self) -> dict[int, list[Plan]]:
+        """By stage, those that are known."""
+        found = [zip(rank.stages, rank.points, strict=True) for rank in self.ranks]
+        return {number: [point.plan for point in points] for own in found for number, points in own}
+
+    def chosen(self, budget: int) -> tuple[int, list[tuple[int, ...]]] | None:
+        """The least makespan inside a budget of each rank, and the plans that each rank's stages take."""
+        found = [rank.combinations(budget) for rank in self.ranks]
+        if not all(found):
+            return None
+        choice = choose(self.actions.timeline, self.actions.numbers, found)
+        return choice.makespan_ns, [ways[taken].chosen for ways, taken in zip(found, choice.taken, strict=True)]
+
+    def planned(self, asked: Asked) -> tuple[int, list[tuple[int, ...]]] | None:
+        """What is chosen for the device's memory, once the planner has made what it can of the first choice."""
+        picked = self.chosen(asked.memory_bytes)
+        if picked is None or self.plain_bytes <= asked.memory_bytes:
+            return picked
+        for rank, chosen in zip(self.ranks, picked[1], strict=True):
+            rank.ask(chosen, asked)
+        return self.chosen(asked.memory_bytes)
+
+    @property
+    def plain_bytes(self) -> int:
+        """The peak without plans of the rank that needs most."""
+        return max(rank.plain_bytes for rank in self.ranks)
+
+    @property
+    def plain_ns(self) -> int:
+        """The makespan without plans."""
+        times: list[Times] = [Times(0, 0, 0)] * self.actions.timeline.stages
+        for numbers, rank in zip(self.actions.numbers, self.ranks, strict=True):
+            for number, option in zip(numbers, rank.plain, strict=True):
+                times[number] = times_of(option)
+        return self.actions.timeline.makespan_ns(times)
+
+
+def captured_stages(
+    asked: Asked, actions: Actions, batch: int | None, like: Mapping[int, Stage] | None = None
+) -> dict[int, Stage]:
+    """All stages of a pipeline by number, for a micro-batch.
+
+    Args:
+        like: those of another micro-batch, whose kernels form the same ops where they are the same ones.
+
+    Raises:
+        InvalidData: the parts of the model do not follow each other.
+        CaptureError: a stage cannot be captured as one graph.
+    """
+    stages: dict[int, Stage] = {}
+    with tracing_for(NAMED, asked.target.capability):
+        for number in range(actions.last + 1):
+            asked.phase(f"stage {number} of {actions.last + 1}")
+            part = {"stage": number, "stages": actions.last + 1}
+            built = build(asked.make_model, NAMED, batch, asked.parallel.shared | part)
+            stages[number] = _captured(
+                built, number, number in actions.halved, asked, None if like is None else like[number].step
+            )
+            _check_follows(stages, number)
+    return stages
+
+
+def _captured(built: Built, number: int, halved: bool, asked: Asked, like: TrainingStep | None) -> Stage:
+    """A stage whose positional arguments come from the stage before it and get gradients."""
+    if number:
+        for tensor in tensors(built.args):
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+    step = training_step(
+        built.model,
+        built.args,
+        built.kwargs,
+        price=lambda kernels: price(kernels, asked.target, asked.planner.profiles).profiled,
+        halves=Halves() if halved else None,
+        like=like,
+    )
+    sizes = passed(step.operations, step.fixed["inputs"], all_gradients(built.model), step.parameters)
+    return Stage(built, step, sizes)
+
+
+def _check_follows(stages: Mapping[int, Stage], number: int) -> None:
+    if not number:
+        return
+    flow = stages[number - 1].step.operations.flow
+    nodes = [r for r in flow.forward_results if r not in flow.mutated.values()]
+    returned = [tuple(n.meta["val"].shape) for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    taken = [tuple(t.shape) for t in tensors(stages[number].built.args)]
+    if returned != taken:
+        raise InvalidData(
+            f"stage {number - 1} returns tensors of shapes {returned}, and stage {number} takes {taken}: the "
+            "positional arguments of a part are what the one before returns; others are given by name"
+        )
+
+
+def stages_between(
+    one: tuple[int, Mapping[int, Stage]], other: tuple[int, Mapping[int, Stage]], size: int
+) -> dict[int, Stage]:
+    """The stages at a micro-batch, from those at two others: for predictions alone.
+
+    Raises:
+        CaptureError: some stage is another program there.
+    """
+    (low, small), (high, large) = sorted((one, other), key=lambda pair: pair[0])
+    found = {}
+    for number, stage in large.items():
+        step = step_between((low, small[number].step), (high, stage.step), size)
+        pairs = zip(small[number].passed, stage.passed, strict=True)
+        found[number] = Stage(stage.built, step, Passed(*(affine(*p, low, high, size, size < high) for p in pairs)))
+    return found
+
 
 POINTS = 4
 """Budgets between the least one of the rank that needs most and its plain peak, at which the curve is found."""
