@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from client.test_ranks import ran
 from drawn import examples
 from remat.cli import app
-from remat.pipelines.ledger import Passed, buffers_bytes, places_by_actions
+from remat.pipelines.choice import Passed, buffers_bytes, places_by_actions
 from remat.pipelines.schedule import Held, Moment, Run, actions_of, in_halves, named
 from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit

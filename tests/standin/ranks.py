@@ -27,8 +27,7 @@ from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
 
 import remat  # noqa: E402
-from remat.pipelines.pipeline import PipelinePlans  # noqa: E402
-from remat.pipelines.search import Search  # noqa: E402
+from remat.pipelines.pipeline import PipelinePlans, Search  # noqa: E402
 from remat.planning.budget import Budget  # noqa: E402
 from standin.module import CONTEXT_BYTES  # noqa: E402
 from standin.test_rehearsals import trained, waves  # noqa: E402

@@ -16,8 +16,20 @@ from remat_ir import Answer, Graph, InvalidData, Plan, Status, checkpointed, ove
 from ..capture.dataflow import tensors
 from ..compile.plans import Point, curve, point_of, solved
 from ..device import NAMED
-from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
-from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
+from ..pipelines.choice import (
+    Combination,
+    Passed,
+    Place,
+    buffers_bytes,
+    choose,
+    combinations,
+    least_budget,
+    passed,
+    peak_of,
+    places_by_actions,
+    room,
+    times_of,
+)
 from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
 from ..planning.division import Option
 from ..profiling.fixed import all_gradients
