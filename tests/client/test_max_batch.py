@@ -8,9 +8,8 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
-from remat.batch.affine import between
 from remat.batch.largest import LargestBatch, Try
-from remat.batch.search import most_overhead
+from remat.batch.search import between, most_overhead
 from remat.errors import NothingFound, PlanningError
 from remat.planning.greedy import same_structure
 from remat.planning.sources import GreedyPlanner

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, plain_peak, verify
 
-from ..batch.affine import between
+from ..batch.search import between
 from ..capture.operations import Measured
 from ..errors import CaptureError
 from ..planning.greedy import greedy_answer, same_structure
