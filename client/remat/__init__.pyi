@@ -13,6 +13,7 @@ from .planning.budget import Fraction as Fraction
 from .planning.budget import UnitBytes as UnitBytes
 from .planning.options import SolveOptions as SolveOptions
 from .planning.planner import Planner as Planner
+from .tags.policy import checkpoint_contexts as checkpoint_contexts
 from .tags.policy import checkpoint_policy as checkpoint_policy
 from .tags.tag import tag as tag
 from .training.compared import check as check
@@ -22,4 +23,3 @@ from .training.enable import optimize as optimize
 from .training.enable import plans_of as plans_of
 from .training.enable import save_plans as save_plans
 from .training.report import explain as explain
-from .training.selective import checkpoint_contexts as checkpoint_contexts
