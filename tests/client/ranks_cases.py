@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat import _compat
-from remat.distributed.ranks import RankPlanner, Ranks, planner_of
+from remat.distributed import RankPlanner, Ranks, planner_of
 from remat.planning.options import SolveOptions
 from remat.planning.quick import Better
 from remat.planning.sources import GreedyPlanner

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import remat
 from remat.capture.operations import held_by_threads
 from remat.device import of
-from remat.distributed.ranks import RankPlanner
+from remat.distributed import RankPlanner
 from remat.planning.profiles import Profile
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import timing

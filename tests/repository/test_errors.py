@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import remat.distributed.ranks
+import remat.distributed
 import remat.errors
 import remat.planning.memo  # so that every class is there
 from remat_ir import RematError

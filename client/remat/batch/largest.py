@@ -17,7 +17,7 @@ from torch import nn
 from remat_ir import Answer, InvalidData, readable
 
 from ..capture.operations import check_functional
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options, with_name

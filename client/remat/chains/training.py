@@ -34,7 +34,7 @@ from remat_ir import (
 from .. import generators
 from .._compat import buffers_of, parameters_of
 from ..device import storage_bytes
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import CaptureError, RanksDiffer, RematError
 from ..lowering.link import bandwidth, storable
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from remat_ir import InvalidData
 
 from ..capture.operations import check_functional
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..planning.budget import Budget, read_budget
 from ..planning.options import BackendFields, SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, check_method

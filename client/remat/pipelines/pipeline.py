@@ -28,7 +28,7 @@ from ..compile.plans import Point, curve, point_of, solved
 from ..compile.shared import allowed_bytes
 from ..device import storage_bytes
 from ..device_flags import out_of_memory
-from ..distributed.ranks import Ranks, planner_of
+from ..distributed import Ranks, planner_of
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.coordinator import OneProcess

@@ -13,7 +13,7 @@ from torch import fx
 from .. import _compat
 from .._compat import tags as torch_tags
 from ..capture.refused import refuse_split_by_ddp
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import CaptureError
 from ..planning.budget import Budget, read_budget
 from ..planning.options import SolveOptions, solve_options

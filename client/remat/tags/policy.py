@@ -35,7 +35,7 @@ from .._compat import OpOverload, module_path, storage_key, written_arguments
 from ..capture.call import check_module, example_call
 from ..capture.dataflow import device_of, is_random, tensors
 from ..capture.operations import check_functional, operations, to_graph
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
 from ..planning.budget import Budget, Fraction, UnitBytes, bounded, budget_bytes, bytes_of, read_budget
 from ..planning.checkpoints import checkpointed_plan, numbered_blocks

@@ -34,7 +34,7 @@ from ..capture.dataflow import Dataflow, dataflow, is_random, stateless, updates
 from ..capture.group import groups
 from ..capture.operations import Kind, Operations, notes, operations, to_graph
 from ..capture.refused import refuse
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
 from ..planning.budget import Budget, UnitBytes, bounded, budget_bytes
 from ..planning.options import PlanFields, SolveOptions, solve_options

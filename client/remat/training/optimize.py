@@ -21,7 +21,7 @@ from ..capture.operations import check_functional
 from ..chains.modules import ChainedModule
 from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..compile.plans import Traced
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
 from ..planning.options import SolveOptions, with_name

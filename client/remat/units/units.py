@@ -23,7 +23,7 @@ from ..capture.call import example_call
 from ..capture.operations import check_functional
 from ..compile.plans import UNBOUNDED, Point, curve, point_of, unit_problem
 from ..compile.shared import allowed_bytes
-from ..distributed.ranks import planner_of
+from ..distributed import planner_of
 from ..errors import BudgetTooSmall, NothingFound
 from ..planning.budget import Budget, UnitBytes, bytes_of, read_budget
 from ..planning.division import Place, allot, least_budget, peak_of

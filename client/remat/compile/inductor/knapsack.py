@@ -16,7 +16,7 @@ from ..._compat.tags import forward_results
 from ...capture.dataflow import is_random, resident_bytes, value_bytes
 from ...capture.group import groups
 from ...capture.operations import Operations, operations, to_graph
-from ...distributed.ranks import planner_of
+from ...distributed import planner_of
 from ...errors import CaptureError
 from ...planning.budget import UnitBytes, bounded
 from ...planning.options import PlanFields, SolveOptions, solve_options

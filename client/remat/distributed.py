@@ -1,10 +1,15 @@
-"""Ranks that plan together: the first one asks, each runs the same plan and checks that it has the same graph."""
+"""Several ranks that train one model, and plan together: the first one asks, each runs the same plan.
+
+Each checks that it has the same graph. A stage of a pipeline is planned by its rank alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,16 +21,32 @@ import torch.distributed as dist
 
 from remat_ir import Answer, Problem, RematError, problem_digest
 
-from ..errors import RanksDiffer
-from ..planning.check import checked
-from ..planning.coordinator import patiently
-from ..planning.options import SolveOptions
-from ..planning.planner import CoordinatedPlanner, Planner, planner_for
-from ..planning.profiles import Profile, ProfileTable
-from ..settings import settings
-from .pipelines import surrounding_pipeline
+from .errors import RanksDiffer
+from .planning.check import checked
+from .planning.coordinator import patiently
+from .planning.options import SolveOptions
+from .planning.planner import CoordinatedPlanner, Planner, planner_for
+from .planning.profiles import Profile, ProfileTable
+from .settings import settings
 
 log = logging.getLogger("remat")
+
+STAGE = "torch.distributed.pipelining.stage"
+
+
+def surrounding_pipeline() -> frozenset[int] | None:
+    """The ranks of the pipeline whose stage makes the present call; None: no stage does."""
+    if STAGE not in sys.modules:
+        return None
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == STAGE:
+            stage: Any = frame.f_locals.get("self")
+            if hasattr(stage, "stage_index"):
+                return frozenset(dist.get_process_group_ranks(stage.group))
+        frame = frame.f_back
+    return None
+
 
 T = TypeVar("T")
 U = TypeVar("U")
