@@ -16,7 +16,7 @@ from benchmarks.figures.captured import BATCHES, V100
 from benchmarks.harness.machine import machine
 from benchmarks.harness.table import head, row
 from benchmarks.models.paper import NETWORKS
-from remat.cli.files import read_subject
+from remat.cli.app import read_subject
 from remat.target.step import target_step
 from remat_ir import Graph, Problem, Progress, budget_at, overhead_of
 from remat_solver import solve

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from remat.batch.search import between
 from remat.cli import app
-from remat.cli.plot import MARKERS, _colors, curve_chart, curve_picture, ways_picture
+from remat.cli.show import MARKERS, _colors, curve_chart, curve_picture, ways_picture
 from remat.planning.checkpoints import per_block, selective
 from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit

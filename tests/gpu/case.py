@@ -16,7 +16,7 @@ STAND_IN = "REMAT_GPU_STAND_IN"
 
 
 def samples(name: str) -> dict[str, Any]:
-    """What a case measures; `remat.cli.gpu_report` has the names."""
+    """What a case measures; `remat.cli.doctor` has the names."""
     import torch
 
     from gpu import parts, ranks

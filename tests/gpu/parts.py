@@ -1,4 +1,4 @@
-"""What each case measures: raw samples only. What they show is decided by `remat.cli.gpu_report`, from them alone."""
+"""What each case measures: raw samples only. What they show is decided by `remat.cli.doctor`, from them alone."""
 
 from __future__ import annotations
 

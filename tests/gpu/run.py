@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service")]
 
 from gpu.case import STAND_IN  # noqa: E402
-from remat.cli.gpu_report import FORMAT, expected, verdicts  # noqa: E402
+from remat.cli.doctor import FORMAT, expected, verdicts  # noqa: E402
 
 LONGEST_S = 300
 """Of one case; ranks, which start processes of their own, have twice that."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remat.cli.gpu_report import expected, verdicts
+from remat.cli.doctor import expected, verdicts
 
 pytestmark = pytest.mark.standin
 ROOT = Path(__file__).parents[2]

@@ -31,11 +31,10 @@ from .app import (
     TimeOption,
     UrlOption,
     app,
+    read_subject,
 )
-from .files import read_subject
 from .model import DEVICES, EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
-from .plot import check_picture, curve_chart, curve_picture, ranks_picture, ways_picture
-from .show import percent
+from .show import check_picture, curve_chart, curve_picture, percent, ranks_picture, ways_picture
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
 PEERS: dict[str, Callable[[Graph], Plan]] = {

@@ -34,10 +34,8 @@ from remat_ir import (
 )
 
 from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve
-from .app import FileArgument, JsonOption, app
-from .files import read_plan_file, read_subject
-from .plot import check_picture, memory_chart, memory_picture
-from .show import counted, percent
+from .app import FileArgument, JsonOption, app, read_plan_file, read_subject
+from .show import check_picture, counted, memory_chart, memory_picture, percent
 from .solve import budget_in
 
 PlanArgument = Annotated[

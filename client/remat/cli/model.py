@@ -37,11 +37,11 @@ from .app import (
     TimeOption,
     UrlOption,
     app,
+    check_writable,
     code_of,
+    write_json,
 )
-from .files import check_writable, write_json
-from .plot import check_picture, memory_chart, memory_picture
-from .show import percent, progress_line
+from .show import check_picture, memory_chart, memory_picture, percent, progress_line
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
 EXAMPLE = """

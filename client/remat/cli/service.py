@@ -19,8 +19,7 @@ from remat_ir import Answer, InvalidData, readable
 from ..planning import service
 from ..planning.sources import ServicePlanner
 from ..settings import settings
-from .app import JsonOption, QuietOption, UrlOption, app, code_of
-from .files import write_json
+from .app import JsonOption, QuietOption, UrlOption, app, code_of, write_json
 from .show import STYLES, answer_table, percent
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve, or the first characters of it.")]

@@ -1,4 +1,4 @@
-"""`remat solve` and `remat verify`: a file and a budget go in, a plan comes out or goes in, and what is proved."""
+"""`remat solve`, `verify`, `export` and `import-solution`: from a file and a budget to a plan, and what is proved."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from remat_ir import (
     overhead_of,
     readable,
     recomputed,
+    to_node_link,
     verify,
     verify_answer,
 )
@@ -37,7 +38,7 @@ from ..planning.check import checked
 from ..planning.links import named_link
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
-from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
+from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner, solver_door
 from ..settings import settings
 from .app import (
     BAD_INPUT,
@@ -56,9 +57,14 @@ from .app import (
     TimeOption,
     UrlOption,
     app,
+    check_writable,
     code_of,
+    read_plan_or_infeasible,
+    read_subject,
+    read_text,
+    write_json,
+    write_text,
 )
-from .files import check_writable, read_plan_or_infeasible, read_subject, write_json
 from .show import answer_table, counted, percent, progress_line
 
 
@@ -268,3 +274,67 @@ def solve_options_of(
         field = error.pointer.removeprefix("/")
         flag = {"time_limit_s": "--time-limit", "max_gap": "--max-gap"}.get(field, f"--{field}")
         raise InvalidData(flag + str(error).removeprefix(field)) from None
+
+
+GRAPH_FORMATS = ("node-link", "remat-graph/1")
+
+ProgramOption = Annotated[
+    str, typer.Option("--method", "-m", help="The method whose program it is: milp, milp-tight or milp-forward.")
+]
+
+
+@app.command()
+def export(
+    file: FileArgument,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="FORM", help="mps or lp for the program, node-link or remat-graph/1 for FILE."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Write here; - is standard output.")],
+    budget: BudgetOption = None,
+    budget_fraction: FractionOption = None,
+    method: ProgramOption = "milp",
+    option: MethodOptions = None,
+) -> int:
+    """Write the program that a method solves on FILE, for another engine; or FILE itself in another graph format."""
+    subject = read_subject(file)
+    if not isinstance(subject, Graph):
+        raise InvalidData(f"{file}: export takes graphs only")
+    if form not in GRAPH_FORMATS:
+        problem = Problem(subject, budget_of(subject, budget, budget_fraction))
+        write_text(
+            output, solver_door("export_model")(problem, form, method=method, options=options_of(option) or None)
+        )
+    elif budget is not None or budget_fraction is not None or option:
+        raise InvalidData(f"--format {form} writes the graph alone: it takes no budget and no options")
+    else:
+        write_json(output, to_node_link(subject) if form == "node-link" else subject.to_json(names=True))
+    return 0
+
+
+@app.command(name="import-solution")
+def import_solution(
+    file: FileArgument,
+    solution: Annotated[
+        Path,
+        typer.Argument(metavar="SOLUTION", help="What HiGHS, CBC, CPLEX, Gurobi or SCIP wrote; - is standard input."),
+    ],
+    budget: BudgetOption = None,
+    budget_fraction: FractionOption = None,
+    method: ProgramOption = "milp",
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
+    option: MethodOptions = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a plan from the solution of an exported program and replay it on FILE.
+
+    Give the budget, method and options of the export.
+    """
+    subject = read_subject(file)
+    problem = Problem(subject, budget_of(subject, budget, budget_fraction))
+    found: Answer = solver_door("import_solution")(
+        problem, read_text(solution), method=method, options=options_of(option) or None
+    )
+    return given_out(checked(problem, found), output, as_json)

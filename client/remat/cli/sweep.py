@@ -46,10 +46,11 @@ from .app import (
     QuietOption,
     UrlOption,
     app,
+    check_writable,
+    read_subject,
+    write_json,
 )
-from .files import check_writable, read_subject, write_json
-from .plot import check_picture, curve_chart, curve_picture
-from .show import STYLES, percent
+from .show import STYLES, check_picture, curve_chart, curve_picture, percent
 from .solve import asked_planner, budget_in, options_of, solve_options_of
 
 FORMS = "budgets such as 4GiB,6GiB,8GiB or 30%,50%,70%"
