@@ -101,6 +101,8 @@ MethodOptions = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+EachTimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
 
 
 def code_of(answer: Answer) -> int:

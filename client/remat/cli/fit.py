@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner
 from .app import (
     NOTHING_FOUND,
+    EachTimeOption,
     FractionOption,
     GapOption,
     JsonOption,
@@ -33,7 +33,7 @@ from .app import (
     app,
     read_subject,
 )
-from .model import DEVICES, EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
+from .model import DEVICES, EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, phases, target
 from .show import check_picture, curve_chart, curve_picture, percent, ranks_picture, ways_picture
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
@@ -72,9 +72,7 @@ def fit(
             "--max-overhead", metavar="F", show_default="1/3", help="Largest overhead of the largest batch's plan."
         ),
     ] = 1 / 3,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
-    ] = 20.0,
+    time_limit: EachTimeOption = 20.0,
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", help="Tokens of a sequence, of a MODEL by its configuration.")
     ] = None,
@@ -108,7 +106,7 @@ def fit(
         name=name,
         dtype=dtype,
         autocast=autocast,
-        phase=_phases(quiet),
+        phase=phases(quiet),
     )
     pipeline = hasattr(found, "ranks")
     if png is not None:
@@ -119,17 +117,6 @@ def fit(
         _print(found)
     fits = found.overhead is not None if pipeline else found.answer.plan is not None
     return 0 if fits else NOTHING_FOUND
-
-
-def _phases(quiet: bool) -> Callable[[str], None]:
-    """What prints a line when something is begun, with the seconds until then."""
-    start = time.perf_counter()
-
-    def phase(text: str) -> None:
-        if not quiet:
-            print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
-
-    return phase
 
 
 def _draw_ranks(png: Path, found: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -87,16 +88,22 @@ def captured(
         CaptureError: it cannot be captured.
     """
     build, step = target("build"), target("step")
+    phase = phases(quiet)
+    table = planner_for(base_url).profiles
+    if device is not None:
+        target("devices").target_of(device)  # before the model's imports, which take their time
+    return step.target_step(build.load(model), device, batch=batch, optimizer=optimizer, table=table, phase=phase)
+
+
+def phases(quiet: bool) -> Callable[[str], None]:
+    """What prints a line when something is begun, with the seconds until then."""
     start = time.perf_counter()
 
     def phase(text: str) -> None:
         if not quiet:
             print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    table = planner_for(base_url).profiles
-    if device is not None:
-        target("devices").target_of(device)  # before the model's imports, which take their time
-    return step.target_step(build.load(model), device, batch=batch, optimizer=optimizer, table=table, phase=phase)
+    return phase
 
 
 def target(module: str) -> Any:

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +18,9 @@ from remat_ir import Answer, InvalidData, readable
 from ..planning import service
 from ..planning.sources import ServicePlanner
 from ..settings import settings
-from .app import JsonOption, QuietOption, UrlOption, app, code_of, write_json
-from .show import STYLES, answer_table, percent
+from .app import JsonOption, OutputOption, QuietOption, UrlOption, app
+from .show import STYLES, percent
+from .solve import given_out
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve, or the first characters of it.")]
 MATCHES = 1000
@@ -29,7 +29,6 @@ SHORT, WHOLE = 8, 32
 """Characters of an id in a list, and of a whole one."""
 NAME, WIDE = 14, 100
 """Characters of a name in a list, and of a terminal that has room for more columns next to names."""
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
 
 
 @app.command()
@@ -47,7 +46,7 @@ def attach(
     answer = _watched(planner, solve_id, time.monotonic() + wait, quiet)
     if not answer.status.ended:
         print(f"remat: solve {solve_id} is still {answer.status.value}", file=sys.stderr)
-    return _told(answer, output, as_json)
+    return given_out(answer, output, as_json)
 
 
 @app.command()
@@ -56,7 +55,7 @@ def cancel(
 ) -> int:
     """End a solve and print its best plan so far. Others who wait for the same solve keep it running."""
     planner = _planner(base_url)
-    return _told(service.cancel(planner.http, _whole_id(planner, solve_id)), output, as_json)
+    return given_out(service.cancel(planner.http, _whole_id(planner, solve_id)), output, as_json)
 
 
 @app.command(name="ls")
@@ -142,16 +141,6 @@ def _watched(planner: ServicePlanner, solve_id: str, until: float, quiet: bool) 
             print(f"{answer.seconds:6.1f} s  {answer.status.value}{gap}", file=sys.stderr, flush=True)
         if answer.status.ended or left <= 0:
             return answer
-
-
-def _told(answer: Answer, output: Path | None, as_json: bool) -> int:
-    if output is not None and answer.plan is not None:
-        write_json(output, answer.plan.to_json())
-    if as_json:
-        print(json.dumps(answer.to_json(), allow_nan=False))
-    else:
-        Console().print(answer_table(answer))
-    return code_of(answer)
 
 
 def _printable(name: Any) -> str:

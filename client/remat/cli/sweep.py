@@ -36,6 +36,7 @@ from ..planning.planner import Planner
 from ..planning.sources import LocalPlanner, ServicePlanner, largest_batch, solver_door
 from .app import (
     NOTHING_FOUND,
+    EachTimeOption,
     FileArgument,
     GapOption,
     JsonOption,
@@ -43,6 +44,7 @@ from .app import (
     MethodOption,
     MethodOptions,
     NameOption,
+    OutputOption,
     QuietOption,
     UrlOption,
     app,
@@ -62,9 +64,7 @@ def sweep(
     budgets: Annotated[str | None, typer.Option("--budgets", metavar="LIST", help=FORMS)] = None,
     points: Annotated[int, typer.Option("--points", "-n", help="Solves along the curve, without --budgets.")] = 9,
     method: MethodOption = "auto",
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
-    ] = 20.0,
+    time_limit: EachTimeOption = 20.0,
     max_gap: GapOption = 0.001,
     name: NameOption = None,
     option: MethodOptions = None,
@@ -126,11 +126,9 @@ def max_batch(
         bool, typer.Option("--all-grow", help="Kept values grow as well; by default gradients of parameters stay.")
     ] = False,
     method: MethodOption = "auto",
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
-    ] = 20.0,
+    time_limit: EachTimeOption = 20.0,
     total: Annotated[float, typer.Option("--total", metavar="S", help="Seconds in all.")] = 300.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
+    output: OutputOption = None,
     name: NameOption = None,
     option: MethodOptions = None,
     base_url: UrlOption = None,
@@ -262,10 +260,8 @@ def _write_csv(path: Path, answers: Sequence[Answer]) -> None:
     names = ("budget_bytes", "status", "cost_ns", "bound_ns", "overhead", "gap", "peak_bytes", "seconds", "method")
     try:
         with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(names)
-            for answer in answers:
-                row = answer.to_json()
-                writer.writerow(["" if row[name] is None else row[name] for name in names])
+            writer = csv.DictWriter(file, names, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(answer.to_json() for answer in answers)
     except OSError as error:
         raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
