@@ -15,25 +15,23 @@ from remat_ir import (
     AnyPlan,
     Chain,
     Compute,
-    Drop,
-    Free,
     Graph,
     InvalidData,
     InvalidPlan,
     Plan,
-    Prefetch,
     Subject,
     duration,
     lifted_plan,
     overhead_of,
     plain_peak,
+    plain_plan,
     readable,
     recomputed,
     replay,
     replay_any,
 )
 
-from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve
+from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve, resident
 from .app import FileArgument, JsonOption, app, read_plan_file, read_subject
 from .show import check_picture, counted, memory_chart, memory_picture, percent
 from .solve import budget_in
@@ -125,15 +123,13 @@ def explained(graph: Graph, plan: Plan | None, name: str = "the plan") -> dict[s
     Raises:
         InvalidData: the plan is not one of the graph.
     """
-    from remat_ir import plain_plan
-
     chosen = plain_plan(graph) if plan is None else plan
     try:
         moments = list(replay(graph, chosen))
     except InvalidPlan as error:
         raise InvalidData(f"{name}: {error}") from None
     peak = max(moments, key=lambda moment: moment.peak_bytes)
-    resident = _resident_during(graph, chosen, peak.step)
+    there = _resident_during(graph, chosen, peak.step)
     again = recomputed(chosen, graph.ops)
     ops = [
         {"op": graph.op_label(op), "times": times, "cost_ns": times * graph.op_cost_ns[op]}
@@ -144,7 +140,7 @@ def explained(graph: Graph, plan: Plan | None, name: str = "the plan") -> dict[s
         "plain_peak_bytes": plain_peak(graph),
         "peak_bytes": peak.peak_bytes,
         "peak_op": graph.op_label(peak.op or 0),
-        "resident": sorted(resident.items(), key=lambda item: (-item[1], item[0])),
+        "resident": sorted(there.items(), key=lambda item: (-item[1], item[0])),
         "recomputed": sorted(ops, key=lambda row: (-int(str(row["cost_ns"])), str(row["op"]))),
         "moved": [
             {"value": j.value, "op": graph.op_label(graph.value_op[j.value]), "out_ns": j.out_ns, "back_ns": j.back_ns}
@@ -157,18 +153,10 @@ def explained(graph: Graph, plan: Plan | None, name: str = "the plan") -> dict[s
 
 def _resident_during(graph: Graph, plan: Plan, last: int) -> Counter[str]:
     """Bytes by the op that made them, while step `last` runs."""
-    alive: set[int] = set()
-    for step in plan.steps[:last]:
-        if isinstance(step, Compute):
-            alive.update(graph.op_always[step.op] if step.kept is None else step.kept)
-        elif isinstance(step, Prefetch):
-            alive.add(step.value)
-        elif isinstance(step, Free | Drop):
-            alive.discard(step.value)
     found: Counter[str] = Counter()
     if graph.fixed_bytes:
         found["fixed: parameters, inputs and the like"] = graph.fixed_bytes
-    for value in alive:
+    for value in resident(graph, plan.steps[:last]):
         found[graph.op_label(graph.value_op[value])] += graph.value_bytes[value]
     step = plan.steps[last]
     if isinstance(step, Compute):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from remat_ir import (
     Answer,
     AnyPlan,
+    Compute,
+    Drop,
+    Free,
     Graph,
     Offload,
     Plan,
     Prefetch,
+    Step,
     Subject,
     host_peak,
     overhead_of,
@@ -181,11 +185,29 @@ def journeys_text(graph: Graph, plan: Plan, rows: int = 12) -> str:
     if len(found) > rows:
         rest = sum(graph.value_bytes[journey.value] for journey in found[rows:])
         lines.append((f"{len(found) - rows} more", readable(rest), "", ""))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return in_columns(lines)
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines of text, their first cells to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in lines
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
     )
+
+
+def resident(graph: Graph, steps: Iterable[Step]) -> set[int]:
+    """The values that are there once these first steps of a plan have run."""
+    found: set[int] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            found.update(graph.op_always[step.op] if step.kept is None else step.kept)
+        elif isinstance(step, Free | Drop):
+            found.discard(step.value)
+        elif isinstance(step, Prefetch):
+            found.add(step.value)
+    return found
 
 
 def _span(span: tuple[int, int]) -> str:

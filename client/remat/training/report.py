@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import html
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from remat_ir import (
     Compute,
-    Drop,
-    Free,
     Graph,
     InvalidData,
     Plan,
-    Prefetch,
     Verb,
     best_of,
     draw_memory,
@@ -35,7 +32,16 @@ from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..planning.summary import headline, journeys_text, memory_curve, memory_svg, moved, plain_curve
+from ..planning.summary import (
+    headline,
+    in_columns,
+    journeys_text,
+    memory_curve,
+    memory_svg,
+    moved,
+    plain_curve,
+    resident,
+)
 from .enable import Plans, carrier_of, disable, optimize, plans_of
 from .memory import device_of_step, summary
 from .step import Planned
@@ -212,9 +218,11 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         + (f"; {len(profiled.neighbours)} kernels not measurable, taken for others" if profiled.neighbours else ""),
         *notes(planned.step.operations),
         "",
-        _table("where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, depth), rows, _mib),
+        _table(
+            "where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, answer.plan, depth), rows, _mib
+        ),
         "",
-        _table("computed again", "times", "ms", _again(planned, depth), rows, str),
+        _table("computed again", "times", "ms", _again(planned, answer.plan, depth), rows, str),
     ]
     if graph.link is not None:
         lines += ["", journeys_text(graph, answer.plan, rows) or "nothing moves to the host"]
@@ -266,24 +274,24 @@ def _on_the_host(graph: Graph, plan: Plan) -> list[str]:
     ]
 
 
-def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
+def _memory(planned: Planned, plan: Plan, depth: int) -> dict[str, tuple[int, int]]:
     """By module: bytes that its forward ops make, and those of them that are resident when the backward pass begins."""
     graph = planned.step.graph
-    resident = resident_at_boundary(graph, planned.answer.plan)  # type: ignore[arg-type]
+    kept = resident_at_boundary(graph, plan)
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for value, op in enumerate(graph.value_op):
         if graph.backward_from is not None and op < graph.backward_from:
             row = found[_module(planned, op, depth)]
             row[0] += graph.value_bytes[value]
-            row[1] += graph.value_bytes[value] * (value in resident)
+            row[1] += graph.value_bytes[value] * (value in kept)
     return {name: (row[0], row[1]) for name, row in found.items()}
 
 
-def _again(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
+def _again(planned: Planned, plan: Plan, depth: int) -> dict[str, tuple[int, int]]:
     """By module: how many computations are repeated, and their time in ms."""
     graph = planned.step.graph
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for op, times in enumerate(recomputed(planned.answer.plan, graph.ops)):  # type: ignore[arg-type]
+    for op, times in enumerate(recomputed(plan, graph.ops)):
         if times:
             row = found[_module(planned, op, depth)]
             row[0] += times
@@ -293,17 +301,8 @@ def _again(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
 
 def resident_at_boundary(graph: Graph, plan: Plan) -> frozenset[int]:
     """The values that a plan has there when the backward pass begins."""
-    resident: set[int] = set()
-    for step in plan.steps:
-        if isinstance(step, Compute):
-            if step.op == graph.backward_from:
-                break
-            resident.update(graph.op_always[step.op] if step.kept is None else step.kept)
-        elif isinstance(step, Free | Drop):
-            resident.discard(step.value)
-        elif isinstance(step, Prefetch):
-            resident.add(step.value)
-    return frozenset(resident)
+    turn = (at for at, step in enumerate(plan.steps) if isinstance(step, Compute) and step.op == graph.backward_from)
+    return frozenset(resident(graph, plan.steps[: next(turn, None)]))
 
 
 def _module(planned: Planned, op: int, depth: int) -> str:
@@ -320,13 +319,7 @@ def _table(
     if len(ordered) > rows:
         rest = ordered[rows:]
         shown.append((f"{len(rest)} more", show(sum(r[1][0] for r in rest)), show(sum(r[1][1] for r in rest))))
-    widths = [max(map(len, column)) for column in zip((title, first, second), *shown, strict=True)]
-    return "\n".join(_row(row, widths) for row in [(title, first, second), *shown])
-
-
-def _row(row: Iterable[str], widths: list[int]) -> str:
-    name, first, second = row
-    return f"{name:<{widths[0]}}  {first:>{widths[1]}}  {second:>{widths[2]}}"
+    return in_columns([(title, first, second), *shown])
 
 
 def _mib(size: int) -> str:
