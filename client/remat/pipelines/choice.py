@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ..capture.operations import Operations
-from ..planning.division import Option
+from ..planning.division import Option, least_that_fits
 from .schedule import Held, Moment, Pass, Run, Timeline, Times, residency
 
 MOST_RUNS = 20_000_000
@@ -107,12 +107,8 @@ def room(places: Sequence[Place], options: Sequence[Option], index: int, budget_
 
 def least_budget(places: Sequence[Place], options: Sequence[Sequence[Option]]) -> int:
     """The least budget that some choice fits, to within a thousandth."""
-    low, high = 0, peak_of(places, [min(ways) for ways in options])
-    while high - low > max(1, high // 1000):
-        middle = (low + high) // 2
-        fits = next(_fitting(places, options, middle), None) is not None
-        low, high = (low, middle) if fits else (middle, high)
-    return high
+    enough = peak_of(places, [min(ways) for ways in options])
+    return least_that_fits(0, enough, lambda budget: next(_fitting(places, options, budget), None) is not None)
 
 
 def _fitting(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 from remat_ir import (
     Graph,
@@ -25,6 +26,8 @@ from remat_ir import (
     verify,
     without_unread,
 )
+
+Key = TypeVar("Key", int, str)
 
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
 """What selective checkpoints keep, with everything that has attention in its name."""
@@ -79,16 +82,8 @@ def by_regions(graph: Graph, regions: Sequence[int | None]) -> Plan:
         for value in graph.op_inputs[op]
         if regions[op] != regions[graph.value_op[value]]
     }
-    waiting = {op: region for region, ops in rerun.items() for op in ops if op not in given}
-    sequence = list(range(turn))
-    for op in range(turn, graph.ops):
-        for value in graph.op_inputs[op]:
-            region = waiting.get(graph.value_op[value])
-            if region is not None:
-                sequence += [again for again in rerun[region] if again not in given]
-                waiting = {other: its for other, its in waiting.items() if its != region}
-        sequence.append(op)
-    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
+    again = {region: [op for op in ops if op not in given] for region, ops in rerun.items()}
+    return plan_of(graph, without_unread(graph, tuple(permitted(graph, _run_again(graph, again)))))
 
 
 def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:
@@ -103,17 +98,28 @@ def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:
             rerun.setdefault(block[op], []).append(op)
     if not rerun:
         raise InvalidData("there is no block: no op's module is in a list of modules")
-    waiting = {op: name for name, ops in rerun.items() for op in ops}
+    # a block's output is the next one's input, and there from the forward pass
+    sequence = _run_again(graph, rerun, lambda op, name: name == block[op])
+    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
+
+
+def _run_again(
+    graph: Graph, again: Mapping[Key, Sequence[int]], starts: Callable[[int, Key], bool] = lambda op, key: True
+) -> list[int]:
+    """All ops, and the forward ops of each key once more before the first op of the backward pass that reads of them.
+
+    Args:
+        starts: whether an op of the backward pass that reads of a key's ops has them run.
+    """
+    turn = graph.backward_from or 0
+    key_of, left = {op: key for key, ops in again.items() for op in ops}, dict(again)
     sequence = list(range(turn))
     for op in range(turn, graph.ops):
-        for value in graph.op_inputs[op]:
-            name = waiting.get(graph.value_op[value])
-            # a block's output is the next one's input, and there from the forward pass
-            if name is not None and name == block[op]:
-                sequence += rerun[name]
-                waiting = {other: its for other, its in waiting.items() if its != name}
+        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
+            if maker in key_of and starts(op, key_of[maker]):
+                sequence += left.pop(key_of[maker], ())
         sequence.append(op)
-    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
+    return sequence
 
 
 def _block(name: str) -> str:
@@ -225,8 +231,7 @@ def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = froz
     """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, and some of its ops."""
     boundary = graph.backward_from or 0
     keep = frozenset(graph.keep)
-    again: dict[int, int] = {}  # op → its chunk
-    rows: list[list[int]] = []
+    again: dict[int, list[int]] = {}
     for number, chunk in enumerate(chunks):
         inside = frozenset(chunk)
 
@@ -236,17 +241,8 @@ def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = froz
         own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
         own = [op for op in own if op not in saved]
         needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
-        rows.append([op for op in own if op <= max(needed, default=-1)])
-        again.update(dict.fromkeys(rows[-1], number))
-    order = list(range(boundary))
-    for op in range(boundary, graph.ops):
-        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
-            chunk_number = again.get(maker)
-            if chunk_number is not None and rows[chunk_number]:
-                order += rows[chunk_number]
-                rows[chunk_number] = []
-        order.append(op)
-    return plan_of(graph, order)
+        again[number] = [op for op in own if op <= max(needed, default=-1)]
+    return plan_of(graph, _run_again(graph, again))
 
 
 def _hf(graph: Graph, blocks: Chunks) -> Iterator[Way]:
@@ -262,11 +258,12 @@ def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[Way]:
 def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[Way]:
     yield "activation-checkpoint:none", ()
     yield "activation-checkpoint:full", blocks
+    assert graph.op_names is not None
     saved = set()
     for block in blocks:
         products = 0
         for op in block:
-            operators = graph.op_names[op].partition(":")[2].split("+")  # type: ignore[index]
+            operators = graph.op_names[op].partition(":")[2].split("+")
             products += "mm" in operators
             if any(_COSTLY.match(name) for name in operators) and not ("mm" in operators and products % 2 == 0):
                 saved.add(op)

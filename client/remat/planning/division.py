@@ -9,7 +9,7 @@ HiGHS solves that where it is installed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 log = logging.getLogger("remat")
@@ -88,10 +88,15 @@ def allot(places: Sequence[Place], options: Sequence[Sequence[Option]], budget_b
 
 def least_budget(before_bytes: int, places: Sequence[Place], options: Sequence[Sequence[Option]]) -> int:
     """The least budget that some choice fits, to within a thousandth."""
-    low, high = before_bytes, max(before_bytes, peak_of(before_bytes, places, [min(ways) for ways in options]))
-    while high - low > max(1, high // 1000):
+    enough = max(before_bytes, peak_of(before_bytes, places, [min(ways) for ways in options]))
+    return least_that_fits(before_bytes, enough, lambda budget: allot(places, options, budget) is not None)
+
+
+def least_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The least budget between two that fits, to within a thousandth; the high one does."""
+    while high - low > max(1, abs(high) // 1000):
         middle = (low + high) // 2
-        low, high = (low, middle) if allot(places, options, middle) is not None else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 
@@ -191,10 +196,7 @@ def least_bytes(rows: Sequence[Row], options: Mapping[Stack, Sequence[Option]]) 
     """A budget that some choice fits, the least to within a thousandth."""
     high = peak_by(rows, {call: min(ways) for call, ways in options.items()})
     low = min((row.rest_bytes for row in rows), default=0)
-    while high - low > max(1, abs(high) // 1000):
-        middle = (low + high) // 2
-        low, high = (low, middle) if divide(rows, options, middle) is not None else (middle, high)
-    return high
+    return least_that_fits(low, high, lambda budget: divide(rows, options, budget) is not None)
 
 
 def _solved(
