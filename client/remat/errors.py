@@ -21,7 +21,7 @@ RematError                    anything that remat refuses (remat_ir)
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 from remat_ir import Answer, InvalidData, InvalidPlan, RematError
 
@@ -53,14 +53,21 @@ __all__ = [
 ]
 
 
-class _Remedied:
+class _Remedied(Exception):
     """Shows what to do below the message, where an error ends a program."""
 
     remedy: ClassVar[str]
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)  # type: ignore[call-arg]
-        self.add_note(self.remedy)  # type: ignore[attr-defined]
+        super().__init__(message)
+        self.add_note(self.remedy)
+
+
+class _Reply(TypedDict, total=False):
+    """What a reply of the service says besides: its name for the call, and when to call again."""
+
+    request_id: str | None
+    retry_after_s: float | None
 
 
 class CaptureError(_Remedied, RematError):
@@ -196,9 +203,9 @@ class ServiceError(_Remedied, RematError):
 
     remedy = "Run `remat doctor`: it says what the settings are and whether the service answers."
 
-    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+    def __init__(self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message if request_id is None else f"{message} (request {request_id})")
-        self.request_id = request_id
+        self.request_id, self.retry_after_s = request_id, retry_after_s
 
 
 class Unreachable(ServiceError):
@@ -215,10 +222,9 @@ class Refused(ServiceError):
 
     remedy = "Mend what the message and `pointer` name; `request_id` finds the call in the service's log."
 
-    def __init__(self, message: str, *, status: int, pointer: str = "", request_id: str | None = None) -> None:
-        super().__init__(message, request_id=request_id)
-        self.status = status
-        self.pointer = pointer
+    def __init__(self, message: str, *, status: int, pointer: str = "", **more: Unpack[_Reply]) -> None:
+        super().__init__(message, **more)
+        self.status, self.pointer = status, pointer
 
 
 class NotAllowed(Refused):
@@ -238,11 +244,8 @@ class RateLimited(Refused):
 
     remedy = "Call again after `retry_after_s` seconds, or ask an operator for a larger quota."
 
-    def __init__(
-        self, message: str, *, status: int = 429, request_id: str | None = None, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message, status=status, request_id=request_id)
-        self.retry_after_s = retry_after_s
+    def __init__(self, message: str, *, status: int = 429, **more: Unpack[_Reply]) -> None:
+        super().__init__(message, status=status, **more)
 
 
 class ServiceFailed(ServiceError):
@@ -250,11 +253,9 @@ class ServiceFailed(ServiceError):
 
     remedy = "Call again later; if it stays so, give the operator the `request_id`."
 
-    def __init__(
-        self, message: str, *, status: int = 500, request_id: str | None = None, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message, request_id=request_id)
-        self.status, self.retry_after_s = status, retry_after_s
+    def __init__(self, message: str, *, status: int = 500, **more: Unpack[_Reply]) -> None:
+        super().__init__(message, **more)
+        self.status = status
 
 
 class InvalidResponse(ServiceError):

@@ -111,7 +111,7 @@ def budget_in(subject: Subject, text: str) -> int:
         InvalidData: neither; the message says what to write.
     """
     found = read_budget(text)
-    return budget_at(subject, found.fraction) if isinstance(found, Fraction) else bytes_of(found)  # type: ignore[arg-type]
+    return budget_at(subject, found.fraction) if isinstance(found, Fraction) else bytes_of(found)
 
 
 def linked(subject: Subject, link: str | None) -> Subject:

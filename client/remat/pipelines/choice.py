@@ -13,7 +13,7 @@ takes the place of such a buffer; what is sent is held until the schedule waits 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..capture.operations import Operations
 from ..planning.division import Option, least_that_fits
@@ -33,20 +33,15 @@ class Place(NamedTuple):
 
     def bytes(self, options: Sequence[Option]) -> int:
         """With these plans of the rank's stages."""
-        found = self.rest_bytes + self._running(options[self.stage] if self.kind else None)
+        found = self.rest_bytes + (self._running(self.kind, options[self.stage]) if self.kind else 0)
         for option, forward, between in zip(options, *self.held, strict=True):
             found += forward * option.held_bytes + between * option.between_bytes
         return found
 
-    def _running(self, option: Option | None) -> int:
-        if option is None:
-            return 0
-        running = {
-            "forward": option.forward_bytes,
-            "backward": option.backward_bytes,
-            "weight": option.weight_bytes,
-        }
-        return running[self.kind]  # type: ignore[index]
+    @staticmethod
+    def _running(kind: Pass, option: Option) -> int:
+        running = {"forward": option.forward_bytes, "backward": option.backward_bytes, "weight": option.weight_bytes}
+        return running[kind]
 
 
 def places_of(moments: Sequence[Moment], peaks: Sequence[int], options: Sequence[Option]) -> list[Place]:
@@ -231,8 +226,8 @@ def passed(step: Operations, inputs: int, gradients: int, parameters: Collection
     made = {storage for op in step.ops for storage in op.makes}
     own = {flow.given[n] for n in parameters}
 
-    def size(nodes: Sequence[object]) -> int:
-        found = {s for node in nodes for s in flow.storages_of.get(node, ())}  # type: ignore[call-overload]
+    def size(nodes: Sequence[Any]) -> int:
+        found = {s for node in nodes for s in flow.storages_of.get(node, ())}
         return sum(step.sizes[s] for s in found & made)
 
     second = step.ops[step.halfway + 1 :] if step.halfway is not None else ()

@@ -8,7 +8,7 @@ before it, its backward pass for that of the stage after it, and each rank runs 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -86,7 +86,7 @@ def actions_of(schedule: Any) -> list[list[Run]]:
     Raises:
         InvalidData: it has no list of actions, or a stage does not run each micro-batch forward and backward once.
     """
-    order = getattr(schedule, "pipeline_order_with_comms", None) or getattr(schedule, "pipeline_order", None)
+    order = _order(schedule)
     if not order:
         raise InvalidData(
             f"{type(schedule).__name__} does not list its actions (pipeline_order), so what its ranks hold is not "
@@ -99,8 +99,14 @@ def actions_of(schedule: Any) -> list[list[Run]]:
 
 def in_halves(schedule: Any) -> frozenset[int]:
     """The stages whose backward passes a schedule runs in halves."""
-    order = getattr(schedule, "pipeline_order_with_comms", None) or getattr(schedule, "pipeline_order", None) or {}
-    return frozenset(stage for actions in order.values() for code, stage, _ in _computing(actions) if code == "I")
+    return frozenset(
+        stage for actions in _order(schedule).values() for code, stage, _ in _computing(actions) if code == "I"
+    )
+
+
+def _order(schedule: Any) -> Mapping[int, Sequence[Any]]:
+    """[ranks] a schedule's list of actions; empty where it has none."""
+    return getattr(schedule, "pipeline_order_with_comms", None) or getattr(schedule, "pipeline_order", None) or {}
 
 
 def _computing(actions: Iterable[Any]) -> list[tuple[str, int, int]]:

@@ -78,7 +78,7 @@ Budget: TypeAlias = int | str | Fraction | ActivationBytes | UnitBytes
 _NUMBER = r"\s*((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?)\s*"
 
 
-def bytes_of(size: int | str) -> int:
+def bytes_of(size: object) -> int:
     """A number of bytes, or text such as "12GiB", "1.5 GB" or "4096".
 
     Raises:

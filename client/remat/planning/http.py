@@ -423,7 +423,7 @@ def _pause(call: Call, state: RetryCallState) -> float:
     coming back in one instant."""
     error = _error(state)
     jittered = wait_random_exponential(multiplier=FIRST_PAUSE_S, max=call.longest_pause_s(error))(state)
-    return jittered + (getattr(error, "retry_after_s", None) or 0.0)
+    return jittered + (error.retry_after_s or 0.0)
 
 
 _LOOPS: list[asyncio.AbstractEventLoop] = []

@@ -39,7 +39,7 @@ from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
 from ..planning.budget import Budget, Fraction, UnitBytes, bounded, budget_bytes, bytes_of, read_budget
 from ..planning.checkpoints import checkpointed_plan, numbered_blocks
-from ..planning.options import PlanFields, SolveOptions, solve_options
+from ..planning.options import SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise
 from ..profiling.measure import forward_backward, peak_memory
 from ..training.compared import undisturbed
@@ -50,12 +50,6 @@ from .tag import METHOD, TagFields
 log = logging.getLogger("remat")
 
 SAVE, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
-
-
-class ContextFields(PlanFields, total=False):
-    """The fields of `SolveOptions` that concern a checkpoint: nothing moves to the host."""
-
-    functional_ops: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ def checkpoint_contexts(
     held: int | str | Fraction,
     planner: Planner | str | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[ContextFields],
+    **fields: Unpack[TagFields],
 ) -> CheckpointContexts:
     """A plan of a module as `context_fn` of `torch.utils.checkpoint.checkpoint(module, …, use_reentrant=False)`.
 
@@ -148,7 +142,7 @@ def checkpoint_contexts(
         BudgetTooSmall, NothingFound: no plan holds so little.
     """
     check_module(module)
-    asking = solve_options(checkpoint_contexts, ContextFields, options, fields)
+    asking = solve_options(checkpoint_contexts, TagFields, options, fields)
     check_functional(asking.functional_ops)
     share = read_budget(held)
     asked = planner_of(planner, asking)
@@ -173,7 +167,7 @@ def _held_problem(step: TrainingStep, share: Budget) -> Problem:
     if isinstance(share, Fraction):
         most = int(share.fraction * _bytes(step, resident_at_boundary(graph, plain_plan(graph))))
     else:
-        most = bytes_of(share)  # type: ignore[arg-type]
+        most = bytes_of(share)
     return Problem(bounded(graph, UnitBytes(peak, min(most, peak))), graph.fixed_bytes + peak)
 
 

@@ -194,7 +194,7 @@ _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 class TagFields(PlanFields, total=False):
-    """The fields of `SolveOptions` that concern a tagged graph."""
+    """The fields of `SolveOptions` that concern a tagged graph or a checkpoint: nothing moves to the host."""
 
     functional_ops: tuple[str, ...]
 

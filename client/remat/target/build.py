@@ -92,17 +92,17 @@ def _attention(
         pad = -width % 8
         if pad:
             query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
-        made = _compat.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)
-        return made[0][..., :width] if pad else made[0]  # type: ignore[no-any-return]
+        made: tuple[Tensor, ...] = _compat.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return made[0][..., :width] if pad else made[0]
     if found == "efficient":
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         made = _compat.EFFICIENT_ATTENTION(query, key, value, bias, trains, dropout_p, is_causal, scale=scale)
-        return made[0]  # type: ignore[no-any-return]
+        return made[0]
     made = _compat.COMPOSITE_ATTENTION(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )
-    return made[0]  # type: ignore[no-any-return]
+    return made[0]
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -247,10 +247,10 @@ def load(text: str, length: int | None = None) -> Callable[..., Any]:
         raise InvalidData(f"{script} cannot be imported: {said(error)}") from error
     except Exception as error:
         raise InvalidData(f"{script} cannot be imported: {said(error)}") from error
-    found = getattr(module, name, None)
+    found: object = getattr(module, name, None)
     if not callable(found):
         raise InvalidData(f"{script} has no function {name}: write {FORM}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _import_file(path: Path) -> Any:

@@ -27,11 +27,8 @@ from .batches import Batch, GraphBatches
 from .build import autocast as casting
 from .build import in_dtype
 from .devices import Target, target_of
-from .pipeline import PipelineFit, fit_pipeline
+from .pipeline import PipelineFit, curve_budgets, fit_pipeline
 from .step import ALONE, Asked, Parallel, TargetStep, target_step
-
-POINTS = 4
-"""Budgets between the least one and what plain training needs, at which the curve is solved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +307,4 @@ def _least(graph: Graph, seconds: float) -> int:
 
 
 def _curve(graph: Graph, least: int, ask: Callable[[Problem], Answer]) -> tuple[Answer, ...]:
-    plain = plain_peak(graph)
-    budgets = sorted({least + (plain - least) * i // POINTS for i in range(POINTS + 1)})
-    return tuple(ask(Problem(graph, budget)) for budget in budgets)
+    return tuple(ask(Problem(graph, budget)) for budget in curve_budgets(least, plain_peak(graph)))

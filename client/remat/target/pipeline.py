@@ -300,7 +300,7 @@ def stages_between(
 
 
 POINTS = 4
-"""Budgets between the least one of the rank that needs most and its plain peak, at which the curve is found."""
+"""Budgets between the least one and what plain training needs, at which a curve is found."""
 
 
 @dataclass(frozen=True)
@@ -507,9 +507,13 @@ def _ranks(pipeline: Pipeline, picked: Sequence[tuple[int, ...]] | None) -> tupl
 
 def _curve(pipeline: Pipeline, low: int, plain_ns: int) -> tuple[Answer, ...]:
     """What the same budget for each rank leads to, from the least one to the plain peak."""
-    high = pipeline.plain_bytes
-    budgets = sorted({low + (high - low) * i // POINTS for i in range(POINTS + 1)})
+    budgets = curve_budgets(low, pipeline.plain_bytes)
     return tuple(_answer(budget, pipeline.chosen(budget), plain_ns) for budget in budgets)
+
+
+def curve_budgets(least: int, plain: int) -> list[int]:
+    """The budgets of a curve, from the least one to what plain training needs."""
+    return sorted({least + (plain - least) * i // POINTS for i in range(POINTS + 1)})
 
 
 def _answer(budget: int, found: tuple[int, Any] | None, plain_ns: int) -> Answer:

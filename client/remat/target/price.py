@@ -160,7 +160,7 @@ def workspace_bytes(node: fx.Node) -> int:
     """
     if node.target is not _compat.FLASH_ATTENTION_BACKWARD:
         return 0
-    _, query, key = (a.meta["val"] for a in node.args[:3])  # type: ignore[union-attr]
+    _, query, key = (a.meta["val"] for a in node.args[:3] if isinstance(a, fx.Node))
     batch, heads, rows, width = (int(n) for n in query.shape)
     rows = -(-rows // 128) * 128
     found = 4 * batch * heads * rows * (-(-width // 32) * 32 + 1)

@@ -349,7 +349,7 @@ def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | 
     if name is None or name.lower() == "none":
         return None
     word, _, momentum = name.lower().partition("-")
-    known = {
+    known: dict[str, Callable[..., torch.optim.Optimizer]] = {
         key.lower(): kind
         for key, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
@@ -361,7 +361,7 @@ def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | 
     settings = {"lr": 1e-3, "momentum": 0.9} if momentum else {"lr": 1e-3}
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
-        return known[word](trained, **settings)  # type: ignore[arg-type]
+        return known[word](trained, **settings)
     except (TypeError, ValueError) as error:
         raise InvalidData(f"the optimizer {name} does not take this model's parameters: {error}") from None
 

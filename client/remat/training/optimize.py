@@ -158,9 +158,9 @@ def planning(
     if options.link is not None and options.mode == "chain":
         raise InvalidData("link= is for a captured step: stages with a link are remat.optimize_chain(offload=True)")
     file = None if plan is None else PlanFile(plan)
-    if budget is None and file is None:
+    bytes_there: Budget | PlanFile | None = file if budget is None else read_budget(budget)
+    if bytes_there is None:
         raise InvalidData("a budget is needed: budget='12GiB', budget='50%', or plan= with a plan file")
-    bytes_there: Budget | PlanFile = file if budget is None else read_budget(budget)  # type: ignore[assignment]
     given = check_training("0B" if budget is None else budget, options, planner, optimizer)
     if file is not None:
         if options.mode == "chain":
