@@ -31,16 +31,6 @@ def flags() -> str:
     return " ".join(f"{name} {value}" for name, value in names.items())
 
 
-def choices() -> tuple[object, ...]:
-    """All that a trace may depend on of an accelerator's settings."""
-    backends: Any = torch.backends
-    matmul = backends.cuda.matmul
-    reduced = (matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction)
-    attention = [getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")]
-    there = (torch.cuda.is_available(), torch.cuda.device_count())
-    return flags(), backends.cudnn.enabled, str(reduced), attention, there
-
-
 @contextmanager
 def of_generation(capability: tuple[int, int]) -> Iterator[None]:
     """Inside, CUDA says that its device is of a generation, by which models choose kernels.

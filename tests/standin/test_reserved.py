@@ -19,7 +19,7 @@ from remat.lowering.allocator import Allocator, Settings
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.job import Job
-from remat.training.memory import STEPS, reserved, standing
+from remat.training.memory import STEPS, reserved
 from remat.training.step import TrainingStep, training_step
 from remat_ir import Offload, Plan, plain_plan, readable
 from standin import device
@@ -94,7 +94,8 @@ def trained_as_predicted(whole: Case, step: TrainingStep, plan: Plan) -> int:
     whole.module.zero_grad()
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(whole.module.parameters())
-    predicted = reserved(step, plan, standing(there), Job(optimizer))
+    before = Allocator.of_segments(there.segments(), Settings.of_process())
+    predicted = reserved(step, plan, before, Job(optimizer))
     there.reset_peaks()
     for _ in range(STEPS):
         run()

@@ -114,9 +114,7 @@ def progress_text(progress: Progress, total_cost_ns: int) -> str:
 
 
 @contextmanager
-def progress_line(
-    subject: Subject, *, quiet: bool = False, what: str = "solving"
-) -> Iterator[Callable[[Progress], None]]:
+def progress_line(subject: Subject, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
     """Show improvements on standard error while the block runs: one live line on a terminal, else a line at a time.
 
     What it yields may be called from any thread.
@@ -129,8 +127,7 @@ def progress_line(
         yield _plain_lines(total)
         return
     console = Console(stderr=True)
-    latest = Text(what)
-    spinner = Spinner("dots", latest)
+    spinner = Spinner("dots", Text("solving"))
     with Live(Group(spinner), console=console, refresh_per_second=8, transient=True):
 
         def report(progress: Progress) -> None:
@@ -194,7 +191,6 @@ def memory_picture(
     budget: int | None,
     *,
     title: str = "",
-    measured: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> None:
     """Memory over the steps as a picture: one line for each (name, bytes while each op runs), the budget dashed.
 
@@ -204,8 +200,6 @@ def memory_picture(
     figure, axes = _figure()
     for name, curve in curves:
         axes.step(range(len(curve)), [size / 2**20 for size in curve], where="mid", label=name, linewidth=1.2)
-    for name, curve in measured:
-        axes.plot(range(len(curve)), [size / 2**20 for size in curve], ":", label=name, linewidth=1.2)
     if budget is not None:
         axes.axhline(budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
     axes.set(xlabel="step of the plan", ylabel="memory in MiB", title=title)

@@ -165,13 +165,12 @@ class Call:
         *,
         body: Any = None,
         params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         give_up_at: float = float("inf"),
         wait_until: float = 0.0,
     ) -> Call:
         """A call that sends a JSON value, or nothing where it is not a POST."""
-        sent = dict(headers or {})
+        sent: dict[str, str] = {}
         content: bytes | None = None
         if method == "POST":
             sent["Idempotency-Key"] = uuid.uuid4().hex
@@ -346,7 +345,7 @@ class AsyncHttp:
         """One logical call.
 
         Args:
-            given: as for `Call.of`: `body`, a JSON value to send; `params`, `headers`; `wait_s`, seconds that the
+            given: as for `Call.of`: `body`, a JSON value to send; `params`; `wait_s`, seconds that the
                 service was asked to hold the reply; `give_up_at`, the moment of `time.monotonic()` after which no
                 attempt starts and none goes on; `wait_until`, the one up to which a service that is away is waited for,
                 beyond the usual retries.

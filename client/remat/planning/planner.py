@@ -230,30 +230,29 @@ def planner_for(
         return planner if profiles is None else CoordinatedPlanner(planner.asked, profiles, planner.coordinator)
     here = given or settings()
     disk = DiskProfiles(here.cache_dir / "profiles")
-    memo = Memo(here.cache_dir / "answers")
     if isinstance(planner, FallbackPlanner):
         return CoordinatedPlanner(planner, profiles or disk)
+    memo: Memo | None = Memo(here.cache_dir / "answers")
+    first: Planner | None = None
+    local = False
     if planner is not None and not isinstance(planner, str):
         _refuse_no_planner(planner)
-        table = SharedProfiles(planner.http, disk) if isinstance(planner, ServicePlanner) else disk
-        fallback = FallbackPlanner(_with_fallbacks([planner], strict, local=False), strict=strict)
-        return CoordinatedPlanner(fallback, profiles or table)
-    if planner == "greedy":
-        return CoordinatedPlanner(FallbackPlanner([GreedyPlanner()], strict=strict), profiles or disk)
-    if planner == "local":
-        asked = _with_fallbacks([LocalPlanner()], strict, local=False)
-        return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or disk)
-    if planner is not None and "://" not in planner:
-        raise InvalidData(f"a planner is a URL, 'local' or 'greedy', not {planner!r}")
-    url = here.service_url if planner is None else checked_url(planner)
-    if url is None or here.offline:
-        asked = _with_fallbacks([], strict, local=True)
-        return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or disk)
-    service = ServicePlanner(url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s)
-    asked = _with_fallbacks([service], strict, local=True)
-    return CoordinatedPlanner(
-        FallbackPlanner(asked, memo=memo, strict=strict), profiles or SharedProfiles(service.http, disk)
-    )
+        first, memo = planner, None
+    elif planner == "greedy":
+        memo = None
+    elif planner == "local":
+        first = LocalPlanner()
+    else:
+        if planner is not None and "://" not in planner:
+            raise InvalidData(f"a planner is a URL, 'local' or 'greedy', not {planner!r}")
+        local, url = True, here.service_url if planner is None else checked_url(planner)
+        if url is not None and not here.offline:
+            first = ServicePlanner(
+                url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s
+            )
+    table = SharedProfiles(first.http, disk) if isinstance(first, ServicePlanner) else disk
+    asked = _with_fallbacks([] if first is None else [first], strict, local=local)
+    return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or table)
 
 
 def _refuse_no_planner(planner: object) -> None:

@@ -15,12 +15,11 @@ from .options import SolveOptions
 
 
 def submission(
-    problem: Problem, options: SolveOptions, method_options: Mapping[str, object] | None = None, wait_s: float = 0.0
+    problem: Problem, options: SolveOptions, method_options: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """The call that POSTs a problem: its answer is there at once where it is known or done within `wait_s`."""
+    """The call that POSTs a problem: its answer is there at once where it is known."""
     body = {"problem": problem.to_json()} | _asked(options, method_options)
-    headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
-    return {"method": "POST", "path": "/v1/solves", "body": body, "headers": headers, "wait_s": wait_s}
+    return {"method": "POST", "path": "/v1/solves", "body": body}
 
 
 def polling(solve_id: str, wait_s: float = 0.0) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from remat_ir import Plan, Problem, readable
 from .. import _compat
 from ..capture.dataflow import device_of
 from ..capture.operations import Kind, returned_gradients
-from ..device import Accelerator, Device, of
+from ..device import Device, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.link import link_for
 from ..lowering.peak import Instance, moments
@@ -106,21 +106,16 @@ class StepRoom(Room):
         return before
 
 
-def fresh(step: TrainingStep, settings: Settings | None = None) -> Allocator:
+def fresh(step: TrainingStep) -> Allocator:
     """An allocator that holds what a step reads from the start, and nothing else: of a device that is not at hand."""
-    allocator = Allocator(settings)
+    allocator = Allocator()
     flow = step.operations.flow
     for storage in dict.fromkeys(s for primal in flow.primals for s in flow.storages_of[primal]):
         allocator.allocate(step.operations.sizes[storage])
     return allocator
 
 
-def standing(device: Accelerator) -> Allocator:
-    """An allocator that stands as that of a device does now, with nothing in its cache."""
-    return Allocator.of_segments(device.segments(), Settings.of_process())
-
-
-def reserved(step: TrainingStep, plan: Plan, start: Allocator, job: Job, absent: int = 0, steps: int = STEPS) -> Bytes:
+def reserved(step: TrainingStep, plan: Plan, start: Allocator, job: Job, absent: int = 0) -> Bytes:
     """The peaks of some training steps by a plan, in bytes, with all that was there before.
 
     Gradients are freed after each step (`zero_grad(set_to_none=True)`), and new ones are written in each.
@@ -136,7 +131,7 @@ def reserved(step: TrainingStep, plan: Plan, start: Allocator, job: Job, absent:
     state, copies = job.blocks()
     for size in spread(absent, job.optimizer):
         start.allocate(size)
-    for number in range(steps):
+    for number in range(STEPS):
         held: dict[Instance, Block] = {}
         for moment in plan_moments:
             for instance in moment.makes:
