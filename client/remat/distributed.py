@@ -10,9 +10,7 @@ import inspect
 import json
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,7 +21,7 @@ from remat_ir import Answer, Problem, RematError, problem_digest
 
 from .errors import RanksDiffer
 from .planning.check import checked
-from .planning.coordinator import patiently
+from .planning.coordinator import in_thread, patiently
 from .planning.options import SolveOptions
 from .planning.planner import CoordinatedPlanner, Planner, planner_for
 from .planning.profiles import Profile, ProfileTable
@@ -49,7 +47,6 @@ def surrounding_pipeline() -> frozenset[int] | None:
 
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 class RankPlanner(CoordinatedPlanner):
@@ -186,14 +183,7 @@ class Ranks:
         Raises:
             RematError: `make` raised on the first rank, which raises that itself; every rank hears why.
         """
-        failed: Exception | None = None
-        text = b""
-        if self.first:
-            try:
-                text = json.dumps({"made": make()}).encode()
-            except Exception as error:  # the others wait for a word, whatever happens here
-                failed = error
-                text = json.dumps({"error": _reason(error)}).encode()
+        text, failed = _word(make) if self.first else (b"", None)
         heard = json.loads(self._broadcast(text))
         if failed is not None:
             raise failed
@@ -207,11 +197,7 @@ class Ranks:
         Raises:
             RematError: `make` raised on some rank, which raises that itself; every rank hears why.
         """
-        failed: Exception | None = None
-        try:
-            text = json.dumps({"made": make()}).encode()
-        except Exception as error:  # the others wait for a word, whatever happens here
-            failed, text = error, json.dumps({"error": _reason(error)}).encode()
+        text, failed = _word(make)
         heard = [json.loads(one) for one in self._all(text)]
         if failed is not None:
             raise failed
@@ -261,7 +247,7 @@ class RankLater:
 
     def __init__(self, ranks: Ranks, problem: Problem, ask: Callable[[], Answer]) -> None:
         self._ranks, self._problem = ranks, problem
-        self._asked = _beside(lambda: patiently(ask)) if ranks.first else None
+        self._asked = in_thread(lambda: patiently(ask)) if ranks.first else None
         self._ended = False
         self._answer: Answer | None = None
 
@@ -290,20 +276,6 @@ class RankLater:
             return {"answer": self._asked.result().to_json()}
         except Exception as error:  # the others wait for a word, whatever happens here
             return {"error": _reason(error)}
-
-
-def _beside(work: Callable[[], U]) -> Future[U]:
-    """The result of work done in a thread that does not keep the process."""
-    found: Future[U] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="remat-ranks", daemon=True).start()
-    return found
 
 
 class RankProfiles(ProfileTable):
@@ -355,6 +327,14 @@ class RankProfiles(ProfileTable):
         """The first rank's, of kernels that were not all measured: nothing is written."""
         heard = self._ranks.share(lambda: {s: list(p) for s, p in profiles.items()})
         return {s: Profile(*p) for s, p in heard.items()}
+
+
+def _word(make: Callable[[], Any]) -> tuple[bytes, Exception | None]:
+    """What `make` returns, or why it raised: the others wait for a word, whatever happens here."""
+    try:
+        return json.dumps({"made": make()}).encode(), None
+    except Exception as error:
+        return json.dumps({"error": _reason(error)}).encode(), error
 
 
 def _reason(error: Exception) -> str:

@@ -127,6 +127,20 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
         time.sleep(pause)
 
 
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """The result of work done in a thread that does not keep the process."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="remat-planner", daemon=True).start()
+    return found
+
+
 class OneProcess:
     """The coordinator of a job that is one process, or whose processes plan each for itself.
 
@@ -154,18 +168,15 @@ class OneProcess:
 
     def later(self, problem: Problem, ask: Callable[[], Answer]) -> Pending[Answer]:
         """The answer; a thread asks, which does not keep the process."""
-        found: Future[Answer | None] = Future()
 
-        def work() -> None:
-            answer = None
+        def work() -> Answer | None:
             try:
-                answer = patiently(ask)
+                return patiently(ask)
             except Exception as error:  # the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
-            found.set_result(answer)
+                return None
 
-        threading.Thread(target=work, name="remat-planner", daemon=True).start()
-        return found
+        return in_thread(work)
 
     def share(self, make: Callable[[], T]) -> T:
         """What was made."""

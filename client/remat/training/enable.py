@@ -258,10 +258,14 @@ def backend_of(model: nn.Module) -> TrainingBackend:
     Raises:
         RuntimeError: it is not enabled.
     """
+    return _enabled(model).backend
+
+
+def _enabled(model: nn.Module) -> TrainingCarrier:
     found = carrier_of(model)
     if found is None:
         raise RuntimeError(f"remat is not enabled on this {_name(model)}")
-    return found.backend
+    return found
 
 
 def _name(model: nn.Module) -> str:
@@ -275,7 +279,7 @@ def refuse_enabled(model: nn.Module) -> None:
         RuntimeError: it has.
     """
     if carrier_of(model) is not None:
-        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
+        raise RuntimeError(f"remat is enabled on this {_name(model)} already; call remat.disable first")
 
 
 class Plans:
@@ -353,10 +357,7 @@ def plans_of(model: nn.Module) -> Plans:
     Raises:
         RuntimeError: it is not enabled.
     """
-    found = carrier_of(model)
-    if found is None:
-        raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
-    return Plans(found)
+    return Plans(_enabled(model))
 
 
 def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
