@@ -23,7 +23,7 @@ from .._compat import version_counter
 from ..capture.dataflow import tensors
 from ..device import of, storage_bytes
 from ..errors import CaptureError
-from ..planning.coordinator import Coordinator
+from ..planning.coordinator import Coordinator, OneProcess
 from ..profiling.collectives import no_collectives
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
@@ -281,6 +281,28 @@ def _bytes(runs: _Runs, device: torch.device) -> dict[str, int]:
     }
 
 
+_MEASURED = (
+    "forward_ns",
+    "backward_ns",
+    "forward_workspace_bytes",
+    "untaped_workspace_bytes",
+    "backward_workspace_bytes",
+    "needs_grad",
+)
+
+
+def _agreed(costs: Sequence[StageCost], coordinator: Coordinator) -> list[StageCost]:
+    """The costs of stages with the times and workspaces that all ranks go by; their sizes stay this rank's own."""
+    heard = coordinator.costs({name: [int(getattr(cost, name)) for cost in costs] for name in _MEASURED})
+    found = []
+    for n, cost in enumerate(costs):
+        own = cost._replace(**{name: type(getattr(cost, name))(heard[name][n]) for name in _MEASURED})
+        # a rank whose tapes are smaller has another problem, which is found out when it is asked
+        most = own.forward_workspace_bytes + own.tape_bytes - own.activation_bytes
+        found.append(own._replace(untaped_workspace_bytes=min(own.untaped_workspace_bytes, most)))
+    return found
+
+
 class ProfiledChain(NamedTuple):
     """The chain, and the stages (from 1) that compute other bits without grad than with it: LSTM's kernels do."""
 
@@ -296,6 +318,7 @@ def chain_of(
     host_bytes: int | None = None,
     repetitions: int = REPETITIONS,
     clock: Callable[[], int] = time.perf_counter_ns,
+    coordinator: Coordinator | None = None,
 ) -> ProfiledChain:
     """Rotor's chain of a list of stages: one stage at a time runs, forward and backward, on a copy of its module.
 
@@ -309,6 +332,7 @@ def chain_of(
     Args:
         link_bytes_per_s, host_bytes: as in `Chain`.
         repetitions, clock: how often each stage is timed, and by what, in ns; the median counts.
+        coordinator: of the ranks, which go by the same times and workspaces.
 
     Raises:
         CaptureError: a stage that the executor cannot run.
@@ -322,6 +346,7 @@ def chain_of(
         name, timing = f"stage {n + 1}", Timing(repetitions, clock)
         cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
         costs.append(cost)
+    costs = _agreed(costs, coordinator or OneProcess())
     noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]
@@ -435,11 +460,19 @@ def backward_stages(lengths: Sequence[int], backward: Sequence[int]) -> list[int
     return order
 
 
-def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Sequence[torch.Tensor]) -> ProfiledJoin:
+def join_of(
+    branches: Sequence[Sequence[nn.Module]],
+    head: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    coordinator: Coordinator | None = None,
+) -> ProfiledJoin:
     """Measure the stages of branches and the head that they meet in; each runs on a copy of its module.
 
     Needs the memory of the largest stage and of all activations between stages. Neither parameters, buffers, gradients
     nor torch's generators change; of Python's and numpy's see `chain_of`.
+
+    Args:
+        coordinator: as for `chain_of`.
 
     Raises:
         CaptureError: a stage that the executor cannot run.
@@ -458,7 +491,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         needs = [cut >= width or inputs[cut].requires_grad for cut in reads]
         cost, values[width + n] = stage_cost(module, name, given, needs, shared.of(n), last=last)
         costs.append(cost)
-        stages.append(Stage(module, reads, width + n, costs[-1].needs_grad))
+        stages.append(Stage(module, reads, width + n))
 
     for j, branch in enumerate(branches):
         cut = j
@@ -467,6 +500,8 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
             cut = stages[-1].makes
         ends.append(cut)
     measure(head, tuple(ends), "the head", True)
+    costs = _agreed(costs, coordinator or OneProcess())
+    stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(stages, costs, strict=True)]
     noted = [saved_state_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one
     waiting = sum(p.numel() * p.element_size() * len(users) for p, users in shared.users.items())
@@ -480,24 +515,3 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         tuple(storage_bytes(x) for x in inputs),
         tuple(beside),
     )
-
-
-_MEASURED = (
-    "forward_ns",
-    "backward_ns",
-    "forward_workspace_bytes",
-    "untaped_workspace_bytes",
-    "backward_workspace_bytes",
-    "needs_grad",
-)
-
-
-def agreed_join(measured: ProfiledJoin, coordinator: Coordinator) -> ProfiledJoin:
-    """Branches with the times and workspaces that all ranks go by; their sizes stay this rank's own."""
-    heard = coordinator.costs({name: [int(getattr(cost, name)) for cost in measured.costs] for name in _MEASURED})
-    costs = [
-        cost._replace(**{name: type(getattr(cost, name))(heard[name][n]) for name in _MEASURED})
-        for n, cost in enumerate(measured.costs)
-    ]
-    stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(measured.stages, costs, strict=True)]
-    return measured._replace(stages=tuple(stages), costs=tuple(costs))

@@ -47,7 +47,7 @@ from ..profiling.fixed import bucket_bytes, bytes_beside, existing_gradients
 from ..profiling.optimizers import check_optimizer, update_blocks, update_memory
 from ..profiling.room import Room, rehearsed
 from .modules import ChainedModule, JoinedModule
-from .profile import ProfiledChain, ProfiledJoin, agreed_join, chain_of, join_of
+from .profile import ProfiledJoin, chain_of, join_of
 
 log = logging.getLogger("remat")
 
@@ -160,7 +160,7 @@ def plan_join(
     lists = [list(branch) for branch in branches]
     if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
         raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
-    profiled = agreed_join(join_of(lists, head, inputs), asked.coordinator)
+    profiled = join_of(lists, head, inputs, asked.coordinator)
     room = StagesRoom([*(m for b in lists for m in b), head], inputs, budget, asked.coordinator, optimizer, ema)
     order = plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
 
@@ -398,21 +398,18 @@ def plan_chain(
     Raises:
         CaptureError, BudgetTooSmall, NothingFound: as `optimize_chain`.
     """
-    planner, options = asked.planner, asked.options
-    link = bandwidth(x.device) if asked.offload else None
+    planner, options, ranks = asked.planner, asked.options, asked.planner.coordinator
+    link = ranks.costs({"link": [bandwidth(x.device)]})["link"][0] if asked.offload else None
     host_bytes = storable(x.device, asked.host_bytes) if asked.offload else None
-    measured = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes)
-    chain, needs_grad = agreed_chain(measured, planner.coordinator)
-    room = StagesRoom(modules, [x], asked.budget, planner.coordinator, asked.optimizer, asked.ema)
+    chain, needs_grad = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes, coordinator=ranks)
+    room = StagesRoom(modules, [x], asked.budget, ranks, asked.optimizer, asked.ema)
     others = [(made.chain, made.answer) for made in known if made.answer is not None]
     at_once = bool(known) or not options.wait
 
     def ask(problem: Problem) -> Answer:
         if not at_once:
             return plan_or_raise(planner.plan(problem, options, on_progress=on_progress))
-        return plan_or_raise(
-            planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, options, others))
-        )
+        return plan_or_raise(ranks.answer(problem, lambda: quick_answer(problem, planner.asked, options, others)))
 
     def over(problem: Problem, answer: Answer) -> int:
         return room.over(lambda: room.reserved(carry_out_chain(modules, problem, answer, needs_grad)))
@@ -430,28 +427,6 @@ def plan_chain(
         if room.budget is not None:
             made.reserves = lambda better: None if over(problem, better) else room.seen
     return made
-
-
-_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
-
-
-def agreed_chain(measured: ProfiledChain, coordinator: Coordinator) -> ProfiledChain:
-    """A chain with the times and workspaces that all ranks go by; its sizes stay this rank's own."""
-    chain, needs_grad = measured
-    costs = {name: getattr(chain, name) for name in _MEASURED}
-    costs["untaped"] = chain.untaped_workspaces
-    costs["link"] = () if chain.link_bytes_per_s is None else (chain.link_bytes_per_s,)
-    costs["needs_grad"] = [int(n in needs_grad) for n in range(1, chain.stages + 1)]
-    heard = coordinator.costs(costs)
-    found: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
-    # a rank whose tapes are smaller has another problem, which is found out when it is asked
-    most = zip(found["forward_workspace_bytes"], chain.tape_bytes, chain.activation_bytes[1:], strict=True)
-    untaped = tuple(min(u, f + t - a) for u, (f, t, a) in zip(heard["untaped"], most, strict=True))
-    link = heard["link"][0] if heard["link"] else None
-    return ProfiledChain(
-        replace(chain, **found, untaped_workspace_bytes=untaped, link_bytes_per_s=link),
-        frozenset(n for n, differs in enumerate(heard["needs_grad"], 1) if differs),
-    )
 
 
 def carry_out_chain(
