@@ -71,7 +71,8 @@ def settings(
     """
     env = os.environ if environ is None else environ
     url = base_url or env.get("REMAT_BASE_URL") or None
-    where = cache_dir or env.get("REMAT_CACHE_DIR") or _default_cache_dir(env)
+    usual = os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "remat")
+    where = cache_dir or env.get("REMAT_CACHE_DIR") or usual
     return Settings(
         base_url=None if url is None else checked_url(url),
         cache_dir=Path(where).expanduser(),
@@ -104,7 +105,3 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if text not in _YES | _NO:
         raise InvalidData(f"{name} must be 1 or 0, not {text!r}")
     return text in _YES
-
-
-def _default_cache_dir(env: Mapping[str, str]) -> str:
-    return os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "remat")

@@ -101,8 +101,9 @@ def sweep(
             max_gap=max_gap,
         )
     else:
+        evenly = {budget_at(subject, Fraction(i + 1, points)) for i in range(points)}
         # largest first, because a bound at a larger budget holds at every smaller one
-        budgets_bytes = sorted(asked or _evenly(subject, points), reverse=True)
+        budgets_bytes = sorted(asked or evenly, reverse=True)
         ask = planner.sweep if isinstance(planner, ServicePlanner) else partial(_one_by_one, planner)
         answers = reversed(ask(subject, budgets_bytes, asking, on_answer=tell))
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
@@ -199,10 +200,6 @@ def budgets_of(subject: Subject, text: str) -> list[int]:
     if not found:
         raise InvalidData(f"--budgets must list {FORMS}")
     return sorted(found)
-
-
-def _evenly(subject: Subject, points: int) -> list[int]:
-    return sorted({budget_at(subject, Fraction(i + 1, points)) for i in range(points)})
 
 
 def _one_by_one(

@@ -161,7 +161,8 @@ class _Search:
         self, timeline: Timeline, stages: Sequence[Sequence[int]], ranks: Sequence[Sequence[Combination]], most: int
     ) -> None:
         self.timeline, self.stages, self.ranks, self.left = timeline, stages, ranks, most
-        self.quickest = [tuple(Times(*map(min, zip(*times, strict=True))) for times in _by_stage(c)) for c in ranks]
+        by_stage = [zip(*(combination.times for combination in own), strict=True) for own in ranks]
+        self.quickest = [tuple(Times(*map(min, zip(*times, strict=True))) for times in own) for own in by_stage]
         self.best: tuple[int, int] | None = None
         self.taken: tuple[int, ...] = ()
 
@@ -190,10 +191,6 @@ class _Search:
         found = [(*taken, index) for index in range(len(self.ranks[len(taken)]))]
         for value, longer in sorted((self._value(longer), longer) for longer in found):
             self._extend(longer, value)
-
-
-def _by_stage(combinations: Sequence[Combination]) -> list[tuple[Times, ...]]:
-    return list(zip(*(c.times for c in combinations), strict=True))
 
 
 class Passed(NamedTuple):

@@ -184,7 +184,9 @@ def difference(here: Graph, other: Graph) -> str | None:
         mine, theirs = set(getattr(here, name)), set(getattr(other, name))
         if mine != theirs:
             number = min(mine ^ theirs)
-            return f"{_label(here, name, number)} is not {name!r} both here and in the file"
+            op = number if name == "once" else here.value_op[number]
+            what = "" if name == "once" else "a value of "
+            return f"{what}{here.op_label(op)} is not {name!r} both here and in the file"
     return None if here.backward_from == other.backward_from else "the backward pass begins at another op"
 
 
@@ -195,10 +197,6 @@ def _operators(graph: Graph, op: int) -> str:
 def _count(graph: Graph, op: int) -> str:
     made = len(graph.op_values[op])
     return f"{made} value{'' if made == 1 else 's'}"
-
-
-def _label(graph: Graph, name: str, number: int) -> str:
-    return graph.op_label(number) if name == "once" else f"a value of {graph.op_label(graph.value_op[number])}"
 
 
 class PinnedPlanner:

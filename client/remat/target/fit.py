@@ -267,7 +267,7 @@ def _fit(asked: Asked, release: bool) -> Fit:
     known += "" if answer.overhead is None else f"; in the device's memory {100 * answer.overhead:+.1f} % time"
     asked.phase(f"planning at several budgets; {known}")
     short = replace(options, time_limit_s=time_limit_s / 4)
-    curve = _curve(graph, least, lambda problem: asked.planner.plan(problem, short))
+    curve = tuple(asked.planner.plan(Problem(graph, budget), short) for budget in curve_budgets(least, plain))
     sizes: tuple[int | None, Batch | None] = None, None
     why = ""
     if asked.batch_is_free:
@@ -304,7 +304,3 @@ def _least(graph: Graph, seconds: float) -> int:
     end = time.perf_counter() + seconds
     plan = least_memory(graph, stop=lambda: time.perf_counter() > end, rounds=8)
     return verify(Problem(graph, plain_peak(graph)), plan).peak_bytes
-
-
-def _curve(graph: Graph, least: int, ask: Callable[[Problem], Answer]) -> tuple[Answer, ...]:
-    return tuple(ask(Problem(graph, budget)) for budget in curve_budgets(least, plain_peak(graph)))

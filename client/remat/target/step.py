@@ -129,7 +129,7 @@ class Parallel(NamedTuple):
         if self.fsdp == 1:
             return {}
         blocks = blocks_of(model)
-        gathered = sorted(_bytes(block) for block in blocks)[-AT_WORK:]
+        gathered = sorted(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)[-AT_WORK:]
         gradients = 2 * max(map(all_gradients, blocks))  # of the block that is reduced, and the copy that is sent
         return {"parameters that are gathered": sum(gathered), "gradients that are reduced": gradients}
 
@@ -185,10 +185,6 @@ def sharded_gradients(step: Operations, ranks: int, parameters: Collection[int])
     placed = [one for at, op in enumerate(ops) for one in (op, *after.get(at, ()))]
     turn = next(at for at, op in enumerate(placed) if op.kind is Kind.TURN)
     return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep))
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,7 +11,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..training.enable import disable, disable_left, enable_for
+from ..training.enable import disable, enable_for
 from ..training.optimize import check_training
 
 
@@ -55,15 +54,16 @@ class RematCallback(Callback):
         """Enable plans before the first step."""
         only = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         module = pl_module.get_submodule(self.part)
-        disable_left("lightning", module)
         enable_for(
             "lightning",
             module,
+            self.options,
+            accumulate=trainer.accumulate_grad_batches,
+            clips=bool(trainer.gradient_clip_val) and trainer.gradient_clip_algorithm != "value",
             budget=self.budget,
             planner=self.planner,
             optimizer=self.optimizer or only,
             on_progress=self.on_progress,
-            options=_as_the_trainer_does(self.options, trainer),
         )
         self._enabled = module
 
@@ -79,10 +79,3 @@ class RematCallback(Callback):
         module, self._enabled = self._enabled, None
         if module is not None:
             disable(module)
-
-
-def _as_the_trainer_does(options: SolveOptions, trainer: Trainer) -> SolveOptions:
-    """The options with the Trainer's own accumulation and clipping, where it has some."""
-    clips = bool(trainer.gradient_clip_val) and trainer.gradient_clip_algorithm != "value"
-    steps = max(options.accumulate, trainer.accumulate_grad_batches)
-    return replace(options, accumulate=steps, clip_grad_norm=options.clip_grad_norm or clips)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any, Unpack
 
 from torch import nn
@@ -13,7 +12,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..training.enable import disable, disable_left, enable_for
+from ..training.enable import disable, enable_for
 from ..training.optimize import check_training
 
 log = logging.getLogger("remat")
@@ -70,15 +69,16 @@ class RematCallback(TrainerCallback):
             self._checkpointed = whole
             log.info("gradient_checkpointing is off while remat plans this model: both would recompute the same values")
         model = self._module(whole)
-        disable_left("transformers", model)
         enable_for(
             "transformers",
             model,
+            self.options,
+            accumulate=args.gradient_accumulation_steps,
+            clips=bool(args.max_grad_norm),
             budget=self.budget,
             planner=self.planner,
             optimizer=self.optimizer or given.get("optimizer"),
             on_progress=self.on_progress,
-            options=_as_the_trainer_does(self.options, args),
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -106,9 +106,3 @@ def _has_fused_head(part: nn.Module) -> bool:
             return True
         forward = getattr(forward, "__wrapped__", None)
     return False
-
-
-def _as_the_trainer_does(options: SolveOptions, args: Any) -> SolveOptions:
-    """The options with the Trainer's own accumulation and clipping, where it has some."""
-    steps = max(options.accumulate, args.gradient_accumulation_steps)
-    return replace(options, accumulate=steps, clip_grad_norm=options.clip_grad_norm or bool(args.max_grad_norm))

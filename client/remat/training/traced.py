@@ -191,7 +191,8 @@ class TrainingBackend(Backend):
     def state(self) -> tuple[Any, ...]:
         """Gradients that are there before a step, where the budget counts them, and gradients that hooks leave."""
         outdated = "" if self._release is None else self._release.outdated()
-        found = self._counts_gradients and not self._settled and _finds_gradients(self._model())
+        model = self._model() if self._counts_gradients and not self._settled else None
+        found = model is not None and any(p.is_leaf and p.grad is not None for p in model.parameters())
         return found, outdated
 
     def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
@@ -236,7 +237,3 @@ class TrainingBackend(Backend):
     def peaks(self) -> Mapping[Planned, StepPeak]:
         """What the first step of each plan came to, where it has run and was watched."""
         return {} if self.check is None else self.check.found
-
-
-def _finds_gradients(model: nn.Module | None) -> bool:
-    return model is not None and any(p.is_leaf and p.grad is not None for p in model.parameters())
