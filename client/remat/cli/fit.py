@@ -108,15 +108,13 @@ def fit(
         autocast=autocast,
         phase=phases(quiet),
     )
-    pipeline = hasattr(found, "ranks")
     if png is not None:
-        (_draw_ranks if pipeline else _draw_curve)(png, found)
+        (_draw_ranks if hasattr(found, "ranks") else _draw_curve)(png, found)
     if as_json:
-        print(json.dumps(_pipeline_figures(found) if pipeline else _figures(found), allow_nan=False))
+        print(json.dumps(found.figures, allow_nan=False))
     else:
         _print(found)
-    fits = found.overhead is not None if pipeline else found.answer.plan is not None
-    return 0 if fits else NOTHING_FOUND
+    return 0 if found.fits else NOTHING_FOUND
 
 
 def _draw_ranks(png: Path, found: Any) -> None:
@@ -137,62 +135,6 @@ def _print(found: Any) -> None:
     console.print(str(found), highlight=False, soft_wrap=True)
     console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
     console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
-
-
-def _pipeline_figures(found: Any) -> dict[str, Any]:
-    return {
-        "model": found.name,
-        "device": found.target.name,
-        "parallel": found.parallel._asdict(),
-        "memory_bytes": found.memory_bytes,
-        "ranks": [
-            {
-                "stages": list(rank.stages),
-                "fixed_bytes": dict(rank.fixed),
-                "plain_bytes": rank.plain_bytes,
-                "least_bytes": rank.least_bytes,
-                "planned_bytes": rank.planned_bytes,
-                "update_peak_bytes": rank.update_peak_bytes,
-            }
-            for rank in found.ranks
-        ],
-        "overhead": found.overhead,
-        "makespan_ns": found.makespan_ns,
-        "plain_makespan_ns": found.plain_makespan_ns,
-        "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
-        **_largest_figures(found),
-        "seconds": found.seconds,
-    }
-
-
-def _largest_figures(found: Any) -> dict[str, Any]:
-    planned = found.largest_planned
-    return {
-        "largest_plain_batch": found.largest_plain,
-        "largest_planned_batch": None if planned is None else planned.size,
-        "largest_planned_overhead": None if planned is None else planned.overhead,
-    }
-
-
-def _figures(found: Any) -> dict[str, Any]:
-    return {
-        "model": found.step.name,
-        "device": found.step.target.name,
-        "priced": found.step.priced,
-        "parallel": found.parallel._asdict(),
-        "memory_bytes": found.memory_bytes,
-        "fixed_bytes": dict(found.step.step.fixed),
-        "plain_bytes": found.plain_bytes,
-        "update_peak_bytes": found.step.update_peak_bytes,
-        "least_bytes": found.least_bytes,
-        "least_bound_bytes": found.least_bound_bytes,
-        "overhead": found.answer.overhead,
-        "overhead_range": None if found.overhead_range is None else list(found.overhead_range),
-        "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
-        **_largest_figures(found),
-        "seconds": found.seconds,
-        "released": None if found.released is None else _figures(found.released),
-    }
 
 
 class Way(NamedTuple):

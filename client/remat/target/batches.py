@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -31,6 +31,16 @@ class Batch:
 
     size: int
     overhead: float
+
+
+def figures_of(curve: Sequence[Answer], plain: int | None, planned: Batch | None) -> dict[str, object]:
+    """A curve and the largest batches, as JSON has them."""
+    return {
+        "curve": [{"budget_bytes": answer.budget_bytes, "overhead": answer.overhead} for answer in curve],
+        "largest_plain_batch": plain,
+        "largest_planned_batch": None if planned is None else planned.size,
+        "largest_planned_overhead": None if planned is None else planned.overhead,
+    }
 
 
 def largest(holds: Callable[[int], bool]) -> int:

@@ -23,7 +23,7 @@ from remat_ir import (
 
 from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner, planner_for
-from .batches import Batch, GraphBatches
+from .batches import Batch, GraphBatches, figures_of
 from .build import autocast as casting
 from .build import in_dtype
 from .devices import Target, target_of
@@ -91,6 +91,32 @@ class Fit:
             limit = f"at {100 * most.overhead:+.1f} % time; at most {100 * self.max_overhead:+.0f} % was asked for"
             found.append(("largest batch by a plan", str(most.size), limit if most.size else "not even one fits"))
         return found
+
+    @property
+    def fits(self) -> bool:
+        """Whether it trains in the device's memory, by a plan or without one."""
+        return self.answer.plan is not None
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """All of it, as JSON has it."""
+        return {
+            "model": self.step.name,
+            "device": None if self.step.target is None else self.step.target.name,
+            "priced": self.step.priced,
+            "parallel": self.parallel._asdict(),
+            "memory_bytes": self.memory_bytes,
+            "fixed_bytes": dict(self.step.step.fixed),
+            "plain_bytes": self.plain_bytes,
+            "update_peak_bytes": self.step.update_peak_bytes,
+            "least_bytes": self.least_bytes,
+            "least_bound_bytes": self.least_bound_bytes,
+            "overhead": self.answer.overhead,
+            "overhead_range": self.overhead_range,
+            **figures_of(self.curve, self.largest_plain, self.largest_planned),
+            "seconds": self.seconds,
+            "released": None if self.released is None else self.released.figures,
+        }
 
     def _here(self) -> tuple[str, str]:
         if self.optimizer is not None and self.step.update_peak_bytes > self.memory_bytes:

@@ -37,7 +37,7 @@ from ..profiling.timing import affine
 from ..training.backward import Halves
 from ..training.job import Job
 from ..training.step import TrainingStep, training_step
-from .batches import Batch, Family, largest, largest_that, step_between
+from .batches import Batch, Family, figures_of, largest, largest_that, step_between
 from .build import Built, build, tracing_for
 from .devices import Target
 from .price import price
@@ -391,6 +391,28 @@ class PipelineFit:
             worst = max(range(len(self.ranks)), key=lambda n: self.ranks[n].least_bytes)
             return f"does not fit: no plans are known for rank {worst} that need less than its least"
         return f"fits by plans: a step of the schedule takes {100 * self.overhead:+.1f} % time"
+
+    @property
+    def fits(self) -> bool:
+        """Whether plans for the device's memory are known for each rank."""
+        return self.overhead is not None
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """All of it, as JSON has it."""
+        ranks = [{name: value for name, value in vars(rank).items() if name != "fixed"} for rank in self.ranks]
+        return {
+            "model": self.name,
+            "device": self.target.name,
+            "parallel": self.parallel._asdict(),
+            "memory_bytes": self.memory_bytes,
+            "ranks": [{**row, "fixed_bytes": dict(rank.fixed)} for row, rank in zip(ranks, self.ranks, strict=True)],
+            "overhead": self.overhead,
+            "makespan_ns": self.makespan_ns,
+            "plain_makespan_ns": self.plain_makespan_ns,
+            **figures_of(self.curve, self.largest_plain, self.largest_planned),
+            "seconds": self.seconds,
+        }
 
     def _largest(self) -> list[str]:
         most = self.largest_planned
