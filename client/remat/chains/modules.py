@@ -177,13 +177,14 @@ class JoinedModule(nn.Module):
     @untraced
     def forward(self, *xs: torch.Tensor) -> torch.Tensor:
         """What the head gives, with a backward pass by the plan."""
-        self.schedule.check([*(m for branch in self.branches for m in branch), self.head])  # type: ignore[attr-defined]
+        branches = [list(branch) for branch in self.branches if isinstance(branch, nn.ModuleList)]
+        self.schedule.check([*(m for branch in branches for m in branch), self.head])
         if torch.is_grad_enabled() and not plans_are_off() and self.schedule.trains(xs):
             return run_by_plan(self.schedule, range(len(xs)), xs)
         ends = []
-        for branch, x in zip(self.branches, xs, strict=True):
+        for branch, x in zip(branches, xs, strict=True):
             y = x
-            for stage in branch:  # type: ignore[attr-defined]
+            for stage in branch:
                 y = stage(y)
             ends.append(y)
         result: torch.Tensor = self.head(*ends)
@@ -252,7 +253,7 @@ class ChainPlans:
     def __init__(
         self,
         model: nn.Module,
-        make: Callable[[nn.Sequential, torch.Tensor, Sequence[ChainedModule]], ChainedModule],
+        make: Callable[[nn.Module, torch.Tensor, Sequence[ChainedModule]], ChainedModule],
         asking: SolveOptions,
     ) -> None:
         self._model, self._make, self._asking = model, make, asking
@@ -293,7 +294,7 @@ class ChainPlans:
             if kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
                 given = f"{len(args) + len(kwargs)} arguments"
                 raise CaptureError(f"mode='chain' takes an nn.Sequential and one tensor, not a Sequential and {given}")
-            return self._make(model, args[0], self.plans)  # type: ignore[arg-type]
+            return self._make(model, args[0], self.plans)
         except CaptureError as error:
             if self._asking.on_failure != "plain":
                 raise

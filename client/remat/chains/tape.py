@@ -195,6 +195,11 @@ class _Entry(torch.autograd.Function):
         return None, None, None
 
 
+def _let_in(anchor: torch.Tensor, x: torch.Tensor, out: list[torch.Tensor]) -> torch.Tensor:
+    made: torch.Tensor = _Entry.apply(anchor, x.detach(), out)  # type: ignore[no-untyped-call]
+    return made
+
+
 def record(
     module: nn.Module,
     inputs: Sequence[torch.Tensor],
@@ -212,13 +217,12 @@ def record(
         anchor = torch.empty(0, device=inputs[0].device, requires_grad=True)
         outs: list[list[torch.Tensor]] = [[] for _ in inputs]
         given = [
-            _Entry.apply(anchor, x.detach(), out) if need else x.detach()  # type: ignore[no-untyped-call]
-            for x, need, out in zip(inputs, needs, outs, strict=True)
+            _let_in(anchor, x, out) if need else x.detach() for x, need, out in zip(inputs, needs, outs, strict=True)
         ]
         swapped: dict[str, torch.Tensor] = {}
         parameters: dict[str, list[torch.Tensor]] = {name: [] for name in collected or {}}
         for name, parameter in (collected or {}).items():
-            swapped[name] = _Entry.apply(anchor, parameter.detach(), parameters[name])  # type: ignore[no-untyped-call]
+            swapped[name] = _let_in(anchor, parameter, parameters[name])
         hooks = saved_tensors_hooks(packing.pack, packing.unpack) if packing is not None else contextlib.nullcontext()
         with hooks:
             y = torch.func.functional_call(module, swapped, tuple(given)) if swapped else module(*given)

@@ -123,7 +123,7 @@ class Planning:
         answer = Answer.of_plan(problem, checkpointed(step.graph), method="greedy")
         return replace(carry_out(step, problem, answer, now=True), job=self.job)
 
-    def chain(self, model: nn.Sequential, x: torch.Tensor, known: Sequence[ChainedModule]) -> ChainedModule:
+    def chain(self, model: nn.Module, x: torch.Tensor, known: Sequence[ChainedModule]) -> ChainedModule:
         """Stages by a chain plan, for a call with this tensor.
 
         Raises:
@@ -131,6 +131,7 @@ class Planning:
         """
         asking = with_name(self.options, name_of(model, (x,), {}))
         assert not isinstance(self.budget, PlanFile)
+        assert isinstance(model, nn.Sequential)
         budget = stages_budget(self.budget, asking.slack)
         asked = ChainAsked(budget, self.planner.here(), asking, self.job.optimizer, self.job.ema)
         return plan_chain(list(model), x, asked, known=known, on_progress=self.on_progress)
