@@ -27,7 +27,6 @@ from remat_ir import (
     Verb,
     backward_order,
     branches_of,
-    budget_at,
     verify,
 )
 
@@ -37,8 +36,7 @@ from ..device import storage_bytes
 from ..distributed import planner_of
 from ..errors import CaptureError, RanksDiffer, RematError
 from ..lowering.link import bandwidth, storable
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
-from ..planning.coordinator import Coordinator
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, budget_bytes, bytes_of, device_budget
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from ..planning.quick import improved, quick_answer
@@ -52,33 +50,39 @@ from .profile import ProfiledJoin, chain_of, join_of
 log = logging.getLogger("remat")
 
 
+class StagesAsked(NamedTuple):
+    """How stages are planned, whatever the size of their input.
+
+    Attributes:
+        budget: of all of them, less the allocator's share: see `stages_budget`.
+        optimizer, ema, offload, host_bytes: as for `optimize_chain`.
+    """
+
+    budget: Budget
+    planner: CoordinatedPlanner
+    options: SolveOptions
+    optimizer: Any = None
+    ema: Any = None
+    offload: bool = False
+    host_bytes: int | None = None
+
+
 class StagesRoom(Room):
     """The room of stages: a budget, less what is there throughout their training.
 
     That is, in bytes, their parameters and buffers, a gradient for each parameter, the optimizer's state and averages;
     on an accelerator also what others have allocated there.
-
-    Args:
-        budget: as `stages_budget` gives it.
-        optimizer, ema: as for `remat.optimize`.
     """
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        inputs: Sequence[torch.Tensor],
-        budget: Budget,
-        coordinator: Coordinator,
-        optimizer: Any = None,
-        ema: Any = None,
-    ) -> None:
-        super().__init__(inputs[0].device, budget, 1.0, coordinator)
-        self._inputs, self._asked = inputs, budget
+    def __init__(self, modules: Sequence[nn.Module], inputs: Sequence[torch.Tensor], asked: StagesAsked) -> None:
+        super().__init__(inputs[0].device, asked.budget, 1.0, asked.planner.coordinator)
+        self._inputs, self._asked = inputs, asked.budget
         whole = nn.ModuleList(modules)
-        update = update_memory(optimizer)
-        self._blocks = update_blocks(optimizer, update)
+        update = update_memory(asked.optimizer)
+        self._blocks = update_blocks(asked.optimizer, update)
         held = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
-        held += bucket_bytes(whole)[0] + (0 if ema is None else bytes_beside(ema, whole)) + update.state_bytes
+        held += bucket_bytes(whole)[0] + (0 if asked.ema is None else bytes_beside(asked.ema, whole))
+        held += update.state_bytes
         new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)
         gradients = existing_gradients(whole)
         self._fixed = held + max(new, gradients) + update.beside_passes_bytes
@@ -86,10 +90,8 @@ class StagesRoom(Room):
 
     def problem(self, subject: Chain | Graph) -> Problem:
         """What is asked: the budget in bytes of activations, the inputs' included."""
-        if isinstance(self._asked, Fraction):
-            return Problem(subject, budget_at(subject, self._asked.fraction))
-        if isinstance(self._asked, ActivationBytes):
-            return Problem(subject, subject.fixed_bytes + bytes_of(self._asked.size))
+        if isinstance(self._asked, Fraction | ActivationBytes):
+            return Problem(subject, budget_bytes(self._asked, subject))
         assert not isinstance(self._asked, UnitBytes), "see stages_budget"
         return Problem(subject, max(0, self.left(bytes_of(self._asked), self._present) - self._fixed))
 
@@ -143,16 +145,9 @@ def stages_budget(budget: Budget, slack: float) -> Budget:
 
 
 def plan_join(
-    branches: Iterable[Iterable[nn.Module]],
-    head: nn.Module,
-    inputs: Sequence[torch.Tensor],
-    budget: Budget,
-    asked: CoordinatedPlanner,
-    asking: SolveOptions,
-    optimizer: Any = None,
-    ema: Any = None,
+    branches: Iterable[Iterable[nn.Module]], head: nn.Module, inputs: Sequence[torch.Tensor], asked: StagesAsked
 ) -> JoinedModule:
-    """Measure and plan branches that meet in a head; the budget is as `stages_budget` gives it.
+    """Measure and plan branches that meet in a head.
 
     Raises:
         CaptureError, BudgetTooSmall, NothingFound, RanksDiffer: as `optimize_chain`.
@@ -160,14 +155,14 @@ def plan_join(
     lists = [list(branch) for branch in branches]
     if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
         raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
-    profiled = join_of(lists, head, inputs, asked.coordinator)
-    room = StagesRoom([*(m for b in lists for m in b), head], inputs, budget, asked.coordinator, optimizer, ema)
+    profiled = join_of(lists, head, inputs, asked.planner.coordinator)
+    room = StagesRoom([*(m for b in lists for m in b), head], inputs, asked)
     order = plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
 
     def ask(problem: Problem) -> Answer:
         nonlocal order
-        asked.coordinator.same(problem)  # the search depends on it
-        order, answer = _best(profiled, plain, problem.budget_bytes, asked, asking)
+        asked.planner.coordinator.same(problem)  # the search depends on it
+        order, answer = _best(profiled, plain, problem.budget_bytes, asked.planner, asked.options)
         return answer
 
     def carried_out(problem: Problem, answer: Answer) -> JoinedModule:
@@ -355,36 +350,17 @@ def optimize_chain(
         return _segmented(modules, x, segments)
     assert budget is not None
     size = stages_budget(budget, asking.slack)
-    asked = planner_of(planner, asking)
+    asked = StagesAsked(size, planner_of(planner, asking), asking, optimizer, ema, offload, host_bytes)
     check_optimizer(optimizer)
     if head is not None:
-        return plan_join(modules, head, x, size, asked, asking, optimizer, ema)
-    return plan_chain(
-        modules, x, ChainAsked(size, asked, asking, optimizer, ema, offload, host_bytes), on_progress=on_progress
-    )
-
-
-class ChainAsked(NamedTuple):
-    """How a chain is planned, whatever the size of its input.
-
-    Attributes:
-        budget: of stages, less the allocator's share: see `stages_budget`.
-        optimizer, ema, offload, host_bytes: as for `optimize_chain`.
-    """
-
-    budget: Budget
-    planner: CoordinatedPlanner
-    options: SolveOptions
-    optimizer: Any = None
-    ema: Any = None
-    offload: bool = False
-    host_bytes: int | None = None
+        return plan_join(modules, head, x, asked)
+    return plan_chain(modules, x, asked, on_progress=on_progress)
 
 
 def plan_chain(
     modules: Sequence[nn.Module],
     x: torch.Tensor,
-    asked: ChainAsked,
+    asked: StagesAsked,
     *,
     known: Sequence[ChainedModule] = (),
     on_progress: OnProgress | None = None,
@@ -402,7 +378,7 @@ def plan_chain(
     link = ranks.costs({"link": [bandwidth(x.device)]})["link"][0] if asked.offload else None
     host_bytes = storable(x.device, asked.host_bytes) if asked.offload else None
     chain, needs_grad = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes, coordinator=ranks)
-    room = StagesRoom(modules, [x], asked.budget, ranks, asked.optimizer, asked.ema)
+    room = StagesRoom(modules, [x], asked)
     others = [(made.chain, made.answer) for made in known if made.answer is not None]
     at_once = bool(known) or not options.wait
 

@@ -31,10 +31,10 @@ from remat_ir import (
     replay_any,
 )
 
+from ..planning.budget import budget_bytes
 from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve, resident
 from .app import FileArgument, JsonOption, app, read_plan_file, read_subject
 from .show import check_picture, counted, memory_chart, memory_picture, percent
-from .solve import budget_in
 
 PlanArgument = Annotated[
     Path | None,
@@ -55,7 +55,7 @@ def show(
     check_picture(png)
     subject = read_subject(file)
     plain = plain_curve(subject)
-    curve, line = plain, None if budget is None else budget_in(subject, budget)
+    curve, line = plain, None if budget is None else budget_bytes(budget, subject)
     cost = subject.total_cost_ns
     if plan_file is not None:
         plan, answer = read_plan_file(plan_file)

@@ -33,7 +33,7 @@ from remat_ir import (
     verify_answer,
 )
 
-from ..planning.budget import Fraction, bytes_of, read_budget
+from ..planning.budget import budget_bytes
 from ..planning.check import checked
 from ..planning.links import named_link
 from ..planning.options import SolveOptions
@@ -93,7 +93,7 @@ def budget_of(subject: Subject, budget: str | None, fraction: float | None) -> i
     if budget is not None and fraction is not None:
         raise InvalidData("--budget and --budget-fraction exclude each other")
     if budget is not None:
-        return budget_in(subject, budget)
+        return budget_bytes(budget, subject)
     if fraction is not None:
         if not 0 <= fraction <= 1:
             meant = f"; write --budget {fraction:g}% for a percentage" if 1 < fraction <= 100 else ""
@@ -102,16 +102,6 @@ def budget_of(subject: Subject, budget: str | None, fraction: float | None) -> i
     if isinstance(subject, Join):
         return subject.slots * subject.slot_bytes
     raise InvalidData("a budget is needed: --budget 4GiB or --budget 50%")
-
-
-def budget_in(subject: Subject, text: str) -> int:
-    """The bytes of a size, or of a percentage of what plain training needs beyond the fixed bytes.
-
-    Raises:
-        InvalidData: neither; the message says what to write.
-    """
-    found = read_budget(text)
-    return budget_at(subject, found.fraction) if isinstance(found, Fraction) else bytes_of(found)
 
 
 def linked(subject: Subject, link: str | None) -> Subject:

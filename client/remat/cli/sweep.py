@@ -29,7 +29,7 @@ from remat_ir import (
     readable,
 )
 
-from ..planning.budget import bytes_of
+from ..planning.budget import budget_bytes, bytes_of
 from ..planning.check import checked
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
@@ -53,7 +53,7 @@ from .app import (
     write_json,
 )
 from .show import STYLES, check_picture, curve_chart, curve_picture, percent
-from .solve import asked_planner, budget_in, options_of, solve_options_of
+from .solve import asked_planner, options_of, solve_options_of
 
 FORMS = "budgets such as 4GiB,6GiB,8GiB or 30%,50%,70%"
 
@@ -196,7 +196,7 @@ def budgets_of(subject: Subject, text: str) -> list[int]:
     Raises:
         InvalidData: an entry that is neither.
     """
-    found = {budget_in(subject, word) for part in text.split(",") if (word := part.strip())}
+    found = {budget_bytes(word, subject) for part in text.split(",") if (word := part.strip())}
     if not found:
         raise InvalidData(f"--budgets must list {FORMS}")
     return sorted(found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction as Ratio
 from typing import TypeAlias
 
-from remat_ir import Graph, InvalidData, budget_at, plain_peak, readable
+from remat_ir import Graph, InvalidData, Subject, budget_at, plain_peak, readable
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12}
 _UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -130,8 +130,8 @@ def read_budget(budget: object) -> Budget:
     return bytes_of(budget)
 
 
-def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
-    """The budget of a graph in bytes, fixed bytes included.
+def budget_bytes(budget: Budget, subject: Subject, slack: float = 1.0) -> int:
+    """The budget of a graph or of stages in bytes, fixed bytes included.
 
     `slack` is the allocator's share: memory reserved over memory allocated. It applies to bytes of a device, since
     those hold the allocator's waste too, and to nothing else.
@@ -141,11 +141,11 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
     """
     budget = read_budget(budget)
     if isinstance(budget, Fraction):
-        return budget_at(graph, budget.fraction)
+        return budget_at(subject, budget.fraction)
     if isinstance(budget, ActivationBytes):
-        return graph.fixed_bytes + bytes_of(budget.size)
+        return subject.fixed_bytes + bytes_of(budget.size)
     if isinstance(budget, UnitBytes):
-        return graph.fixed_bytes + bytes_of(budget.peak)
+        return subject.fixed_bytes + bytes_of(budget.peak)
     found = device_budget(budget, slack)
     assert isinstance(found, int)
     return found

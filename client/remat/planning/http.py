@@ -20,7 +20,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -135,29 +134,17 @@ def common_headers(api_key: str | None) -> dict[str, str]:
     return headers if api_key is None else {**headers, "Authorization": f"Bearer {api_key}"}
 
 
-@dataclass(frozen=True)
 class Call:
-    """One logical call, whoever carries it.
+    """One logical call, whoever carries it: it sends a JSON value, or nothing where it is not a POST.
 
-    Attributes:
+    Args:
         wait_s: seconds that the service was asked to hold the reply.
         give_up_at: the moment of `time.monotonic()` after which no attempt starts, and none goes on.
         wait_until: the moment up to which a service that is away is waited for, beyond the usual retries.
     """
 
-    base_url: str
-    timeouts: Timeouts
-    method: str
-    path: str
-    content: bytes | None
-    params: Mapping[str, str]
-    headers: Mapping[str, str]
-    wait_s: float
-    give_up_at: float
-    wait_until: float = 0.0
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         base_url: str,
         timeouts: Timeouts,
         method: str,
@@ -168,18 +155,16 @@ class Call:
         wait_s: float = 0.0,
         give_up_at: float = float("inf"),
         wait_until: float = 0.0,
-    ) -> Call:
-        """A call that sends a JSON value, or nothing where it is not a POST."""
-        sent: dict[str, str] = {}
-        content: bytes | None = None
+    ) -> None:
+        self.base_url, self.timeouts, self.method, self.path = base_url, timeouts, method, path
+        self.wait_s, self.give_up_at, self.wait_until = wait_s, give_up_at, wait_until
+        self.params, self.headers = dict(params or {}), dict[str, str]()
+        self.content: bytes | None = None
         if method == "POST":
-            sent["Idempotency-Key"] = uuid.uuid4().hex
-            content = json.dumps({} if body is None else body, separators=(",", ":")).encode()
-            sent["Content-Type"] = "application/json"
-            content, how = compressed(content)
-            if how is not None:
-                sent["Content-Encoding"] = how
-        return Call(base_url, timeouts, method, path, content, dict(params or {}), sent, wait_s, give_up_at, wait_until)
+            text = json.dumps({} if body is None else body, separators=(",", ":")).encode()
+            self.content, how = compressed(text)
+            self.headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
+            self.headers |= {} if how is None else {"Content-Encoding": how}
 
     @property
     def name(self) -> str:
@@ -345,7 +330,7 @@ class AsyncHttp:
         """One logical call.
 
         Args:
-            given: as for `Call.of`: `body`, a JSON value to send; `params`; `wait_s`, seconds that the
+            given: as for `Call`: `body`, a JSON value to send; `params`; `wait_s`, seconds that the
                 service was asked to hold the reply; `give_up_at`, the moment of `time.monotonic()` after which no
                 attempt starts and none goes on; `wait_until`, the one up to which a service that is away is waited for,
                 beyond the usual retries.
@@ -353,7 +338,7 @@ class AsyncHttp:
         Raises:
             ServiceError: one of its kinds, with the service's request id where it gave one.
         """
-        call = Call.of(self.base_url, self.timeouts, method, path, **given)
+        call = Call(self.base_url, self.timeouts, method, path, **given)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, ServiceError) and call.may_pass(error)),
             wait=lambda state: _pause(call, state),
@@ -395,8 +380,8 @@ class AsyncHttp:
             call.method,
             call.path,
             content=call.content,
-            params=dict(call.params),
-            headers=dict(call.headers),
+            params=call.params,
+            headers=call.headers,
             timeout=httpx2.Timeout(
                 timeouts.connect, read=timeouts.read + call.wait_s, write=timeouts.write, pool=timeouts.connect
             ),

@@ -19,7 +19,7 @@ from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, che
 from .. import _compat
 from ..capture.operations import check_functional
 from ..chains.modules import ChainedModule
-from ..chains.training import ChainAsked, plan_chain, stages_budget
+from ..chains.training import StagesAsked, plan_chain, stages_budget
 from ..compile.plans import Traced
 from ..distributed import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
@@ -133,7 +133,7 @@ class Planning:
         assert not isinstance(self.budget, PlanFile)
         assert isinstance(model, nn.Sequential)
         budget = stages_budget(self.budget, asking.slack)
-        asked = ChainAsked(budget, self.planner.here(), asking, self.job.optimizer, self.job.ema)
+        asked = StagesAsked(budget, self.planner.here(), asking, self.job.optimizer, self.job.ema)
         return plan_chain(list(model), x, asked, known=known, on_progress=self.on_progress)
 
 
