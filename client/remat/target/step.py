@@ -325,13 +325,46 @@ def target_step(
         spread_over.check_released()
     place = here() if target is None else NAMED
     seconds: dict[str, float] = {}
+    found: list[Priced] = []
+
+    def modelled(kernels: Sequence[fx.Node]) -> Profiled:
+        assert target is not None
+        found.append(price(kernels, target, table, spread_over.cp))
+        return found[0].profiled
+
     with tracing_for(place) if target is None else tracing_for(place, target.capability):
         phase("building the model")
         start = time.perf_counter()
         built: Built = build(make_model, place, batch, spread_over.shared)
         seconds["build"] = time.perf_counter() - start
         job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
-        return _captured(built, target, job, spread_over, table, None if like is None else like.step, phase, seconds)
+        start = time.perf_counter()
+        step = spread_over.of_rank(
+            training_step(
+                built.model,
+                built.args,
+                built.kwargs,
+                table=table,
+                extra={**job.fixed(built.model), **spread_over.fixed(built.model)},
+                price=modelled if target else None,
+                phase=phase,
+                release=job.release,
+                like=None if like is None else like.step,
+            )
+        )
+        update = spread_over.of_update(job.update())
+        if job.releases and not returned_gradients(step.operations):
+            update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
+        seconds["price"] = step.profiled.seconds
+        seconds["capture"] = time.perf_counter() - start - seconds["price"]
+        names = built.name, name_of(built.model, built.args, built.kwargs)
+        if target is None:
+            return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update, job)
+        words = f"a roofline of {target.name}"
+        if found[0].recorded:
+            kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
+            words = f"{kinds} recorded on {target.name}, the others from {words}"
+        return TargetStep(*names, step, target, words, found[0].classes, seconds, update, job)
 
 
 def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | None:
@@ -360,41 +393,3 @@ def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | 
         return known[word](trained, **settings)
     except (TypeError, ValueError) as error:
         raise InvalidData(f"the optimizer {name} does not take this model's parameters: {error}") from None
-
-
-def _captured(
-    built: Built,
-    target: Target | None,
-    job: Job,
-    parallel: Parallel,
-    table: ProfileTable | None,
-    like: TrainingStep | None,
-    phase: Callable[[str], None],
-    seconds: dict[str, float],
-) -> TargetStep:
-    found: list[Priced] = []
-    start = time.perf_counter()
-
-    def modelled(kernels: Sequence[fx.Node]) -> Profiled:
-        assert target is not None
-        found.append(price(kernels, target, table, parallel.cp))
-        return found[0].profiled
-
-    pricing = modelled if target else None
-    extra = {**job.fixed(built.model), **parallel.fixed(built.model)}
-    how: dict[str, Any] = {"table": table, "extra": extra, "price": pricing, "phase": phase, "release": job.release}
-    how["like"] = like
-    step = parallel.of_rank(training_step(built.model, built.args, built.kwargs, **how))
-    update = parallel.of_update(job.update())
-    if job.releases and not returned_gradients(step.operations):
-        update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
-    seconds["price"] = step.profiled.seconds
-    seconds["capture"] = time.perf_counter() - start - seconds["price"]
-    names = built.name, name_of(built.model, built.args, built.kwargs)
-    if target is None:
-        return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update, job)
-    words = f"a roofline of {target.name}"
-    if found[0].recorded:
-        kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
-        words = f"{kinds} recorded on {target.name}, the others from {words}"
-    return TargetStep(*names, step, target, words, found[0].classes, seconds, update, job)
