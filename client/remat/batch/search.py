@@ -94,6 +94,20 @@ def most_overhead(asked: float | None, graph: Graph) -> float:
     return overhead_of(one_forward_pass_more(graph), graph.total_cost_ns) if asked is None else asked
 
 
+def within(problem: Problem, plan: Plan, most: float) -> bool:
+    """Whether a plan fits, and costs no more than plain training by more than a share of its time."""
+    try:
+        cost = verify(problem, plan).cost_ns
+    except InvalidPlan:
+        return False
+    return overhead_of(cost, problem.subject.total_cost_ns) <= most
+
+
+def quick_look(problem: Problem) -> Answer:
+    """The greedy plan of one of many batches, by a short look."""
+    return greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
+
+
 class BatchSearch:
     """What is known of a module's step by batch: graphs captured, plans found, and what a real step needed beyond.
 
@@ -259,31 +273,17 @@ class BatchSearch:
         """Whether the fitted graph has a plan inside budget and overhead: an old one, a greedy one, or a solved one."""
         batch = units * self.unit
         graph = self._fitted(batch)
-        problem = self._problem(graph, batch)
-        if any(self._cheap(problem, plan) for plan in reversed(self.plans)):
+        problem, most = self._problem(graph, batch), most_overhead(self.max_overhead, graph)
+        if any(within(problem, plan, most) for plan in reversed(self.plans)):
             return True
-        for ask in (self._greedy, self._ask):
+        for ask in (quick_look, self._ask):
             answer = ask(problem)
-            if isinstance(answer.plan, Plan) and self._cheap(problem, answer.plan):
+            if isinstance(answer.plan, Plan) and within(problem, answer.plan, most):
                 self.plans.append(answer.plan)
                 return True
-            if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > most_overhead(
-                self.max_overhead, graph
-            ):
+            if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > most:
                 return False
         return False
-
-    def _cheap(self, problem: Problem, plan: Plan) -> bool:
-        try:
-            cost = verify(problem, plan).cost_ns
-        except InvalidPlan:
-            return False
-        graph = problem.subject
-        assert isinstance(graph, Graph)
-        return overhead_of(cost, graph.total_cost_ns) <= most_overhead(self.max_overhead, graph)
-
-    def _greedy(self, problem: Problem) -> Answer:
-        return greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
 
     def _ask(self, problem: Problem) -> Answer:
         self.solves += 1

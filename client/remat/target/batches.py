@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, plain_peak, verify
+from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 
-from ..batch.search import between
+from ..batch.search import between, quick_look, within
 from ..capture.operations import Measured
 from ..errors import CaptureError
-from ..planning.greedy import greedy_answer, same_structure
+from ..planning.greedy import same_structure
 from ..profiling.timing import affine, same_kernels
 from ..training.step import TrainingStep
 
@@ -190,15 +190,10 @@ class GraphBatches:
     def _promised(self, size: int) -> bool:
         """Whether an earlier plan or a greedy one is good enough at a batch."""
         problem = Problem(self._graphs[size], self._memory)
-        for plan in reversed(self._plans):
-            try:
-                cost = verify(problem, plan).cost_ns
-            except InvalidPlan:
-                continue
-            if overhead_of(cost, problem.subject.total_cost_ns) <= self._most:
-                return True
+        if any(within(problem, plan, self._most) for plan in reversed(self._plans)):
+            return True
         self._phase(f"is there a plan at a batch of {size}? {self._known}".rstrip())
-        found = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
+        found = quick_look(problem)
         if not isinstance(found.plan, Plan) or (found.overhead or 0.0) > self._most:
             return False
         self._plans.append(found.plan)
