@@ -19,7 +19,6 @@ import remat
 from client.commands import remat as command
 from drawn import examples
 from remat.capture.dataflow import dataflow
-from remat.cli.model import DEVICES
 from remat.compile.alone import capture
 from remat.errors import PlanMismatch
 from remat.planning.links import OF_TARGET, named_link
@@ -400,9 +399,8 @@ def test_a_model_is_told_the_generation_of_the_device(device: str, kernel: str) 
     assert any(f"{kernel}.default" in str(node.target) for node in step.step.operations.flow.kernels)
 
 
-def test_the_help_names_every_device() -> None:
-    for name, device in TARGETS.items():
-        assert f" {name}" in DEVICES
+def test_every_device_says_where_its_figures_are_from() -> None:
+    for device in TARGETS.values():
         assert device.source
         assert 0 < device.usable_bytes < device.memory_bytes
 

@@ -18,6 +18,7 @@ from ..planning.check import checked
 from ..planning.checkpoints import per_block, selective
 from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner
+from ..target.devices import target_of
 from .app import (
     NOTHING_FOUND,
     EachTimeOption,
@@ -95,7 +96,7 @@ def fit(
     solve_options_of("auto", time_limit, 0.0, name=name)
     found = target("fit").predict(
         target("build").load(model, length),
-        target("devices").target_of(device),
+        target_of(device),
         optimizer=optimizer,
         release_gradients=release_gradients,
         parallel=parallel,

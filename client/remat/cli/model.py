@@ -24,6 +24,7 @@ from ..planning.options import with_name
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import page_of, plan_or_raise, planner_for
 from ..planning.summary import headline, memory_curve, memory_svg, plain_curve
+from ..target.devices import TARGETS, target_of
 from .app import (
     FractionOption,
     GapOption,
@@ -61,11 +62,7 @@ Nothing large is allocated: tensors have shapes and no values while the function
 captured as it would be on that device and its kernels are priced by a roofline; without, they are measured here."""
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, a config.json, or a preset.")]
-DEVICES = (
-    "One of a10, a100, flops, gaudi3, h100, h200, l4, l40s, mi300x, rtx3090, rtx4090, rtx5090, t4, v100,"
-    " or a table in a TOML or JSON file"
-)
-"""Written out: the names of `remat.target.devices` cannot be imported here without torch."""
+DEVICES = f"One of {', '.join(sorted(TARGETS))}, or a table in a TOML or JSON file"
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", "-d", metavar="D", help=f"{DEVICES}."),
@@ -91,7 +88,7 @@ def captured(
     phase = phases(quiet)
     table = planner_for(base_url).profiles
     if device is not None:
-        target("devices").target_of(device)  # before the model's imports, which take their time
+        target_of(device)  # before the model's imports, which take their time
     return step.target_step(build.load(model), device, batch=batch, optimizer=optimizer, table=table, phase=phase)
 
 
@@ -199,7 +196,7 @@ def plan(
     if picture is not None and picture.suffix != ".svg":
         check_picture(picture)
     check_writable(picture)
-    given = target("devices").target_of(device) if device is not None and budget is None is budget_fraction else None
+    given = target_of(device) if device is not None and budget is None is budget_fraction else None
     if given is None and budget is None and budget_fraction is None:
         raise InvalidData("a budget is needed: --budget 24GiB, --budget 50%, or --device for that device's memory")
     share = budget_fraction is not None or "%" in (budget or "")
