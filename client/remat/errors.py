@@ -23,34 +23,16 @@ from __future__ import annotations
 
 from typing import ClassVar, TypedDict, Unpack
 
-from remat_ir import Answer, InvalidData, InvalidPlan, RematError
+from remat_ir import Answer
+from remat_ir import InvalidData as InvalidData
+from remat_ir import InvalidPlan as InvalidPlan
+from remat_ir import RematError as RematError
 
 REMEDIES = {
     InvalidData: "Mend what the message names; nothing has been done yet.",
     InvalidPlan: "Plan again: the plan is of another graph or budget, or was changed since it was made.",
 }
 """What to do about the errors of `remat_ir`; each class here has its own as `remedy`."""
-
-__all__ = [
-    "REMEDIES",
-    "BudgetTooSmall",
-    "CaptureError",
-    "InvalidData",
-    "InvalidPlan",
-    "InvalidResponse",
-    "NotAllowed",
-    "NotFound",
-    "NothingFound",
-    "PlanMismatch",
-    "PlanningError",
-    "RanksDiffer",
-    "RateLimited",
-    "Refused",
-    "RematError",
-    "ServiceError",
-    "ServiceFailed",
-    "Unreachable",
-]
 
 
 class _Remedied(Exception):

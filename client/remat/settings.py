@@ -19,16 +19,6 @@ from urllib.parse import urlsplit
 
 from remat_ir import InvalidData
 
-NAMES = (
-    "REMAT_BASE_URL",
-    "REMAT_API_KEY",
-    "REMAT_CACHE_DIR",
-    "REMAT_OFFLINE",
-    "REMAT_CHECK_WRITES",
-    "REMAT_SEND_NAMES",
-    "REMAT_STRICT",
-)
-
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
 
