@@ -21,7 +21,7 @@ from remat_ir import Answer, Problem, RematError, problem_digest
 
 from .errors import RanksDiffer
 from .planning.check import checked
-from .planning.coordinator import in_thread, patiently
+from .planning.coordinator import Coordinator, in_thread, patiently
 from .planning.options import SolveOptions
 from .planning.planner import CoordinatedPlanner, Planner, planner_for
 from .planning.profiles import Profile, ProfileTable
@@ -103,7 +103,7 @@ _HOST_GROUPS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 modules are planned among them."""
 
 
-class Ranks:
+class Ranks(Coordinator):
     """The coordinator of the ranks of a process group: the first one measures and asks, all verify.
 
     What they say lies on the host, in a group of its own where the backend takes messages from accelerators only: a

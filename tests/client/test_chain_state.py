@@ -18,7 +18,7 @@ from client.test_chain_training import bisection
 from client.test_training_loops import numbers
 from remat.chains.modules import ChainedModule
 from remat.chains.profile import chain_of
-from remat.planning.coordinator import OneProcess
+from remat.planning.coordinator import Coordinator
 from remat.planning.quick import Better
 from remat_ir import Answer, Problem
 from tiers import first
@@ -199,7 +199,7 @@ def test_a_better_plan_knows_the_modes_in_which_stages_were_measured() -> None:
     model = stages(by_grad)
     planned = by_plan(copy.deepcopy(model))
     answer = Answer.of_plan(Problem(planned.chain, 2**40), planned.plan, method="greedy")
-    planned.better = Better(Found(answer), OneProcess(), lambda _: True, lambda found: found)
+    planned.better = Better(Found(answer), Coordinator(), lambda _: True, lambda found: found)
     x = numbers()
     assert torch.equal(planned.eval()(x), model.eval()(x))
     assert planned.answer is answer

@@ -15,7 +15,7 @@ from torch import nn
 import remat
 from client.commands import remat as command
 from client.small_models import numbers
-from remat.planning.coordinator import Coordinator, OneProcess
+from remat.planning.coordinator import Coordinator
 from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
 from remat.planning.planner import planner_for
 from remat.planning.sources import GreedyPlanner
@@ -331,10 +331,9 @@ def test_a_plan_method_that_cannot_be_asked_is_refused() -> None:
 
 def test_alone_nothing_is_said_between_processes() -> None:
     """The coordinator of one process: each call is its own."""
-    alone, graph = OneProcess(), Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
+    coordinator, graph = Coordinator(), Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
     problem = Problem(graph, 10)
     answer = Answer(Status.NOTHING_FOUND, "none", 10)
-    coordinator: Coordinator = alone
     assert not coordinator.in_step
     assert coordinator.costs({"a": (1, 2)}) == {"a": [1, 2]}
     assert coordinator.answer(problem, lambda: answer) is answer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs
-from remat.planning.coordinator import OneProcess
+from remat.planning.coordinator import Coordinator
 from remat.planning.greedy import greedy_answer
 from remat.profiling.room import ATTEMPTS, Room
 from remat_ir import Answer, Plan, Problem, plain_peak, verify
@@ -16,7 +16,7 @@ from remat_ir import Answer, Plan, Problem, plain_peak, verify
 
 def room_of(budget: int, outside: int = 0) -> Room:
     """A room of so many bytes, on a machine without an accelerator."""
-    made = Room(torch.device("cpu"), budget, 1.0, OneProcess())
+    made = Room(torch.device("cpu"), budget, 1.0, Coordinator())
     made.budget, made.outside = budget, outside
     return made
 
@@ -67,7 +67,7 @@ def test_a_rehearsal_without_memory_counts_as_over_and_other_errors_come_out() -
 
 
 def test_the_cpu_has_no_segments() -> None:
-    room = Room(torch.device("cpu"), 1000, 1.0, OneProcess())
+    room = Room(torch.device("cpu"), 1000, 1.0, Coordinator())
     assert room.device is None
     assert room.left(700, present=0) == 700
 

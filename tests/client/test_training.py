@@ -16,7 +16,7 @@ from client.small_models import Mlp, numbers
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.errors import BudgetTooSmall
 from remat.planning.budget import budget_bytes, bytes_of
-from remat.planning.coordinator import OneProcess
+from remat.planning.coordinator import Coordinator
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.quick import Better
@@ -292,8 +292,8 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     problem = Problem(step.graph, budget_at(step.graph, 0.7))
     quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
     whole = Problem(step.graph, budget_at(step.graph, 1))
-    coming = OneProcess().later(whole, lambda: planner.plan(whole))
-    better = Better(coming, OneProcess(), lambda _: True, lambda answer: carry_out(step, whole, answer))
+    coming = Coordinator().later(whole, lambda: planner.plan(whole))
+    better = Better(coming, Coordinator(), lambda _: True, lambda answer: carry_out(step, whole, answer))
     found = replace(carry_out(step, problem, quick), better=better)
     backend_of(trained).trained[0].use(found)
     assert remat.plans_of(trained).plan_for(x) is found

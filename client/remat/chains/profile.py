@@ -23,7 +23,7 @@ from .._compat import version_counter
 from ..capture.dataflow import tensors
 from ..device import of, storage_bytes
 from ..errors import CaptureError
-from ..planning.coordinator import Coordinator, OneProcess
+from ..planning.coordinator import Coordinator
 from ..profiling.collectives import no_collectives
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
@@ -346,7 +346,7 @@ def chain_of(
         name, timing = f"stage {n + 1}", Timing(repetitions, clock)
         cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
         costs.append(cost)
-    costs = _agreed(costs, coordinator or OneProcess())
+    costs = _agreed(costs, coordinator or Coordinator())
     noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]
@@ -500,7 +500,7 @@ def join_of(
             cut = stages[-1].makes
         ends.append(cut)
     measure(head, tuple(ends), "the head", True)
-    costs = _agreed(costs, coordinator or OneProcess())
+    costs = _agreed(costs, coordinator or Coordinator())
     stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(stages, costs, strict=True)]
     noted = [saved_state_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one

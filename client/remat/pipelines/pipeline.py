@@ -31,7 +31,7 @@ from ..device_flags import out_of_memory
 from ..distributed import Ranks, planner_of
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.budget import Budget, UnitBytes, read_budget
-from ..planning.coordinator import OneProcess
+from ..planning.coordinator import Coordinator
 from ..planning.division import Option
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner
@@ -171,7 +171,7 @@ class Search:
     def _allowed(self, budget: Budget, plain: int) -> int:
         """The bytes above the fixed ones that a budget leaves; on an accelerator, what others take is not there."""
         self._clear()  # what is there now is then what is there throughout
-        self.room = Room(self.device, budget, self.asking.slack, OneProcess())
+        self.room = Room(self.device, budget, self.asking.slack, Coordinator())
         fixed, absent = self.standing.fixed_bytes, sum(self.job.blocks().state)
         allowed = allowed_bytes(budget, self.asking.slack, fixed, plain)
         return self.room.left(fixed + allowed, fixed - absent) - fixed

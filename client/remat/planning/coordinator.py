@@ -34,25 +34,25 @@ class Pending(Protocol[Made]):
         ...
 
 
-class Coordinator(Protocol):
+class Coordinator:
     """What is agreed on among the processes of a job: costs, numbers, answers, and when a better plan takes over.
 
-    Every process makes the same calls in the same order. With one process nothing is said: see `OneProcess`.
+    Every process makes the same calls in the same order. This one is that of a job which is one process, or whose
+    processes plan each for itself, and says nothing to others; see `remat.distributed.Ranks`.
+
+    Attributes:
+        in_step: whether other processes wait for each call, so that none may be left out or made from another thread.
 
     Example:
-        >>> alone: Coordinator = OneProcess()
-        >>> alone.in_step, alone.most([3, 1])
+        >>> Coordinator().in_step, Coordinator().most([3, 1])
         (False, [3, 1])
     """
 
-    @property
-    def in_step(self) -> bool:
-        """Whether other processes wait for each call, so that none may be left out or made from another thread."""
-        ...
+    in_step = False
 
     def table(self, own: ProfileTable) -> ProfileTable:
         """The table of measured costs that all processes read and write, where this one's own is `own`."""
-        ...
+        return own
 
     def costs(self, own: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Measured numbers by name, the same in every process.
@@ -60,7 +60,7 @@ class Coordinator(Protocol):
         Where the numbers of another process have other lengths, it keeps its own: the processes' problems differ, which
         `same` and `answer` find out.
         """
-        ...
+        return {name: list(numbers) for name, numbers in own.items()}
 
     def same(self, problem: Problem) -> None:
         """See to it that all processes pose the same problem.
@@ -68,7 +68,6 @@ class Coordinator(Protocol):
         Raises:
             RanksDiffer: they do not.
         """
-        ...
 
     def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
         """One answer to a problem that all processes pose; `ask` is called in one of them.
@@ -77,7 +76,7 @@ class Coordinator(Protocol):
             RanksDiffer: they do not pose the same problem.
             RematError: there is no answer.
         """
-        ...
+        return ask()
 
     def later(self, problem: Problem, ask: Callable[[], Answer]) -> Pending[Answer]:
         """An answer that is asked for while training goes on, for all processes at the same step; None: there is none.
@@ -85,7 +84,15 @@ class Coordinator(Protocol):
         Args:
             ask: called in a thread of one process; it must not speak with the others, nor call torch.
         """
-        ...
+
+        def work() -> Answer | None:
+            try:
+                return patiently(ask)
+            except Exception as error:  # the planner's trouble is no reason to stop training
+                log.warning("no better plan came, training goes on by the quick one: %s", error)
+                return None
+
+        return in_thread(work)
 
     def share(self, make: Callable[[], T]) -> T:
         """What `make` returns in one process, in all of them, as JSON has it: tuples become lists.
@@ -93,15 +100,15 @@ class Coordinator(Protocol):
         Raises:
             RematError: `make` raised there.
         """
-        ...
+        return make()
 
     def least(self, numbers: Sequence[int]) -> list[int]:
         """Of each of the numbers, the least that a process has."""
-        ...
+        return list(numbers)
 
     def most(self, numbers: Sequence[int]) -> list[int]:
         """Of each of the numbers, the most that a process has."""
-        ...
+        return list(numbers)
 
 
 class AskAgain(Exception):
@@ -139,53 +146,3 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="remat-planner", daemon=True).start()
     return found
-
-
-class OneProcess:
-    """The coordinator of a job that is one process, or whose processes plan each for itself.
-
-    Example:
-        >>> OneProcess().least([3, 1])
-        [3, 1]
-    """
-
-    in_step = False
-
-    def table(self, own: ProfileTable) -> ProfileTable:
-        """The process's own."""
-        return own
-
-    def costs(self, own: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """The process's own."""
-        return {name: list(numbers) for name, numbers in own.items()}
-
-    def same(self, problem: Problem) -> None:
-        """Nothing to compare."""
-
-    def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
-        """What is asked for."""
-        return ask()
-
-    def later(self, problem: Problem, ask: Callable[[], Answer]) -> Pending[Answer]:
-        """The answer; a thread asks, which does not keep the process."""
-
-        def work() -> Answer | None:
-            try:
-                return patiently(ask)
-            except Exception as error:  # the planner's trouble is no reason to stop training
-                log.warning("no better plan came, training goes on by the quick one: %s", error)
-                return None
-
-        return in_thread(work)
-
-    def share(self, make: Callable[[], T]) -> T:
-        """What was made."""
-        return make()
-
-    def least(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers."""
-        return list(numbers)
-
-    def most(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers."""
-        return list(numbers)

@@ -22,7 +22,7 @@ from ..settings import Settings, checked_url, settings
 from .budget import Budget, share_for
 from .budget import Fraction as Share
 from .check import checked
-from .coordinator import Coordinator, OneProcess
+from .coordinator import Coordinator
 from .http import Timeouts
 from .memo import Memo
 from .options import DEFAULT, SolveOptions
@@ -146,7 +146,7 @@ class CoordinatedPlanner:
 
     def __init__(self, asked: Planner, profiles: ProfileTable, coordinator: Coordinator | None = None) -> None:
         self.asked = asked
-        self.coordinator: Coordinator = coordinator or OneProcess()
+        self.coordinator: Coordinator = coordinator or Coordinator()
         self.profiles = self.coordinator.table(profiles)
 
     def here(self) -> CoordinatedPlanner:
