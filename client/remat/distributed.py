@@ -24,7 +24,7 @@ from .planning.check import checked
 from .planning.coordinator import Coordinator, in_thread, patiently
 from .planning.options import SolveOptions
 from .planning.planner import CoordinatedPlanner, Planner, planner_for
-from .planning.profiles import Profile, ProfileTable
+from .planning.profiles import Profile, ProfileTable, profiles_of
 from .settings import settings
 
 log = logging.getLogger("remat")
@@ -294,15 +294,13 @@ class RankProfiles(ProfileTable):
         """
         signatures = sorted(signatures)
         asked = hashlib.sha256(json.dumps(signatures).encode()).hexdigest()
-        heard = self._ranks.share(
-            lambda: {"asked": asked, "known": {s: list(p) for s, p in self._table.get(device, signatures).items()}}
-        )
+        heard = self._ranks.share(lambda: {"asked": asked, "known": self._table.get(device, signatures)})
         if not self._ranks.all_equal(heard["asked"] == asked):
             raise RanksDiffer(
                 f"rank {dist.get_rank(self._ranks.group)} or another one runs other kernels than the first rank: all "
                 "ranks must train the same model on inputs of the same shape"
             )
-        return {s: Profile(*p) for s, p in heard["known"].items()}
+        return profiles_of(heard["known"])
 
     def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
         """Whether all ranks of the groups are among these; every rank of these is here.
@@ -320,13 +318,11 @@ class RankProfiles(ProfileTable):
 
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """The first rank's measurements stand for all."""
-        stands = self._ranks.share(lambda: {s: list(p) for s, p in self._table.put(device, profiles).items()})
-        return {s: Profile(*p) for s, p in stands.items()}
+        return profiles_of(self._ranks.share(lambda: self._table.put(device, profiles)))
 
     def derived(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """The first rank's, of kernels that were not all measured: nothing is written."""
-        heard = self._ranks.share(lambda: {s: list(p) for s, p in profiles.items()})
-        return {s: Profile(*p) for s, p in heard.items()}
+        return profiles_of(self._ranks.share(lambda: dict(profiles)))
 
 
 def _word(make: Callable[[], Any]) -> tuple[bytes, Exception | None]:

@@ -145,7 +145,7 @@ class SharedProfiles(ProfileTable):
         """Those of the signatures that are known on the device, to the service or to this machine."""
         asked = sorted(set(signatures))
         try:
-            shared = _profiles(service.lookup_profiles(self.http, device, asked)) if asked else {}
+            shared = profiles_of(service.lookup_profiles(self.http, device, asked)) if asked else {}
         except ServiceError as error:
             log.warning("the profile table is out of reach, this machine's own is used: %s", error)
             return self.disk.get(device, asked)
@@ -165,7 +165,7 @@ class SharedProfiles(ProfileTable):
 
     def _offer(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         try:
-            stands = _profiles(service.put_profiles(self.http, device, profiles))
+            stands = profiles_of(service.put_profiles(self.http, device, profiles))
         except ServiceError as error:
             log.warning("the profile table is out of reach, this machine's own is used: %s", error)
             return self.disk.put(device, profiles)
@@ -198,7 +198,8 @@ def valid(profile: Profile) -> bool:
     return all(type(number) is int and 0 <= number <= 2**53 for number in profile)
 
 
-def _profiles(rows: Mapping[str, tuple[int, int]]) -> dict[str, Profile]:
+def profiles_of(rows: Mapping[str, Sequence[int]]) -> dict[str, Profile]:
+    """Profiles from their two numbers, as they come from a service or another process."""
     return {signature: Profile(*row) for signature, row in rows.items()}
 
 
