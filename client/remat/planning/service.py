@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from remat_ir import Answer, InvalidData, Problem, Subject, subject_kind
 
@@ -22,15 +22,18 @@ def submission(
     return {"method": "POST", "path": "/v1/solves", "body": body}
 
 
-def polling(solve_id: str, wait_s: float = 0.0) -> dict[str, Any]:
-    """The call that GETs a solve, held by the service for up to `wait_s` seconds until it ends."""
+def polling(solve_id: str, wait_s: float = 0.0, kind: str = "solves") -> dict[str, Any]:
+    """The call that GETs a solve, held by the service for up to `wait_s` seconds until it ends; or a search."""
     params = {"wait": f"{wait_s:g}"} if wait_s else {}
-    return {"method": "GET", "path": f"/v1/solves/{_segment(solve_id)}", "params": params, "wait_s": wait_s}
+    return {"method": "GET", "path": f"/v1/{kind}/{_segment(solve_id)}", "params": params, "wait_s": wait_s}
 
 
-def cancellation(solve_id: str) -> dict[str, Any]:
-    """The call that stops a solve, or leaves it to its other subscribers: its answer is the best incumbent so far."""
-    return {"method": "POST", "path": f"/v1/solves/{_segment(solve_id)}/cancel"}
+def cancellation(solve_id: str, kind: str = "solves") -> dict[str, Any]:
+    """The call that stops a solve, or leaves it to its other subscribers: its answer is the best incumbent so far.
+
+    A search ends with what it has found and proved.
+    """
+    return {"method": "POST", "path": f"/v1/{kind}/{_segment(solve_id)}/cancel"}
 
 
 def answer_of(reply: Reply) -> Answer:
@@ -45,20 +48,21 @@ def answer_of(reply: Reply) -> Answer:
         raise InvalidResponse(f"the service's reply about a solve is not an answer: {error}") from None
 
 
-def poll(
-    http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf"), wait_until: float = 0.0
-) -> Answer:
-    """What a solve's answer is by now, or by the end of `wait_s` seconds.
+class Until(TypedDict, total=False):
+    """Moments of `time.monotonic()`, as in `Http.call`."""
 
-    Args:
-        wait_until: as in `Http.call`.
-    """
-    return answer_of(_held(http, polling(solve_id, wait_s), give_up_at, wait_until))
+    give_up_at: float
+    wait_until: float
 
 
-def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:
+def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, **until: Unpack[Until]) -> Answer:
+    """What a solve's answer is by now, or by the end of `wait_s` seconds."""
+    return answer_of(_held(http, polling(solve_id, wait_s), until))
+
+
+def cancel(http: Http, solve_id: str, **until: Unpack[Until]) -> Answer:
     """Stop a solve, or leave it to its other subscribers: the best incumbent so far."""
-    return answer_of(http.call(**cancellation(solve_id), give_up_at=give_up_at))
+    return answer_of(http.call(**cancellation(solve_id), **until))
 
 
 def start_sweep(
@@ -67,9 +71,7 @@ def start_sweep(
     budgets: Sequence[int],
     options: SolveOptions,
     method_options: Mapping[str, object] | None = None,
-    *,
-    give_up_at: float = float("inf"),
-    wait_until: float = 0.0,
+    **until: Unpack[Until],
 ) -> tuple[str, list[str]]:
     """POST a sweep: its id, and those of its solves in the order of the budgets.
 
@@ -77,7 +79,7 @@ def start_sweep(
         InvalidResponse: the reply has not one id for each budget.
     """
     body = {subject_kind(subject): subject.to_json(), "budgets_bytes": list(budgets)} | _asked(options, method_options)
-    data = http.call("POST", "/v1/sweeps", body=body, give_up_at=give_up_at, wait_until=wait_until).data
+    data = http.call("POST", "/v1/sweeps", body=body, **until).data
     try:
         sweep_id, solve_ids = data["id"], [row["id"] for row in data["solves"]]
     except (KeyError, TypeError):
@@ -87,26 +89,19 @@ def start_sweep(
     return str(sweep_id), solve_ids
 
 
-def start_max_batch(
-    http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf"), wait_until: float = 0.0
-) -> dict[str, Any]:
+def start_max_batch(http: Http, body: Mapping[str, Any], **until: Unpack[Until]) -> dict[str, Any]:
     """POST a search for the largest batch: its document, under way."""
-    return _search(http.call("POST", "/v1/max-batch", body=body, give_up_at=give_up_at, wait_until=wait_until))
+    return _search(http.call("POST", "/v1/max-batch", body=body, **until))
 
 
-def poll_max_batch(
-    http: Http, search_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf"), wait_until: float = 0.0
-) -> dict[str, Any]:
+def poll_max_batch(http: Http, search_id: str, *, wait_s: float = 0.0, **until: Unpack[Until]) -> dict[str, Any]:
     """GET a search, held by the service for up to `wait_s` seconds until it ends."""
-    params = {"wait": f"{wait_s:g}"} if wait_s else {}
-    route = f"/v1/max-batch/{_segment(search_id)}"
-    call = {"method": "GET", "path": route, "params": params, "wait_s": wait_s}
-    return _search(_held(http, call, give_up_at, wait_until))
+    return _search(_held(http, polling(search_id, wait_s, "max-batch"), until))
 
 
-def cancel_max_batch(http: Http, search_id: str, *, give_up_at: float = float("inf")) -> dict[str, Any]:
+def cancel_max_batch(http: Http, search_id: str, **until: Unpack[Until]) -> dict[str, Any]:
     """End a search with what it has found and proved."""
-    return _search(http.call("POST", f"/v1/max-batch/{_segment(search_id)}/cancel", give_up_at=give_up_at))
+    return _search(http.call(**cancellation(search_id, "max-batch"), **until))
 
 
 @contextmanager
@@ -167,18 +162,18 @@ def ready(http: Http) -> float:
     return time.monotonic() - start
 
 
-def _held(http: Http, call: dict[str, Any], give_up_at: float, wait_until: float) -> Reply:
+def _held(http: Http, call: dict[str, Any], until: Until) -> Reply:
     """The reply to a long poll; after one that came early, as a stopping service gives it, it is waited as advised."""
     began = time.monotonic()
-    reply = http.call(**call, give_up_at=give_up_at, wait_until=wait_until)
-    pause = come_back_s(reply, call["wait_s"], time.monotonic() - began, give_up_at)
+    reply = http.call(**call, **until)
+    pause = come_back_s(reply, call["wait_s"], time.monotonic() - began, until.get("give_up_at", float("inf")))
     if pause:
         time.sleep(pause)
     return reply
 
 
 def _asked(options: SolveOptions, method_options: Mapping[str, object] | None) -> dict[str, Any]:
-    body: dict[str, Any] = {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
+    body: dict[str, Any] = {"method": options.method, "time_limit_s": options.time_limit_s, "max_gap": options.max_gap}
     if method_options:
         body["options"] = dict(method_options)
     return body if options.name is None else body | {"name": options.name}

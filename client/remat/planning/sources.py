@@ -328,7 +328,7 @@ def largest_batch(
     body: dict[str, Any] = {"problem": Problem(family.graph, family.budget_bytes).to_json(), "batch": family.batch}
     body |= {"batch_bytes": family.batch_bytes, "total_s": total_s, "options": planner.options}
     body |= {"batch_values": None if family.values is None else list(family.values)}
-    body |= {name: getattr(options, name) for name in ("method", "time_limit_s")}
+    body |= {"method": options.method, "time_limit_s": options.time_limit_s}
     if options.name is not None:
         body["name"] = options.name
     wait_until = started + total_s
