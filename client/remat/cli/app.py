@@ -1,4 +1,4 @@
-"""What the commands of `remat` share: the app that they join, their options, their files, and the exit codes.
+"""What the commands of `remat` share: the app that they join, their files, and the exit codes.
 
 Exit codes: 0 a plan (or what was asked for), 2 bad input, 3 infeasible, 4 nothing found in time, 5 the service could
 not be reached or failed, 130 interrupted.
@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -55,54 +55,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A graph, chain or join file; - is standard input.")]
-BudgetOption = Annotated[
-    str | None,
-    typer.Option("--budget", "-b", metavar="SIZE", help="4GiB, bytes, or 50% of what plain training needs."),
-]
-FractionOption = Annotated[
-    float | None,
-    typer.Option("--budget-fraction", "-f", metavar="F", help="Share of the plain activation peak, 0 to 1."),
-]
-LinkOption = Annotated[
-    str | None,
-    typer.Option(
-        "--link",
-        metavar="LINK",
-        help="Plan transfers to the host over this link: pcie4, pcie5, nvlink-c2c, a device such as h100, bytes a "
-        "second each way such as 25GB, or a JSON file.",
-    ),
-]
-MethodOption = Annotated[str, typer.Option("--method", "-m", help="A method of the solver; auto combines them.")]
-TimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds to solve for.")]
-GapOption = Annotated[
-    float, typer.Option("--max-gap", "-g", metavar="G", help="Stop at this gap, (cost − bound) / cost.")
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--steps",
-        min=1,
-        metavar="N",
-        help="Stop when a better plan could save less in N steps of training than the time already spent.",
-    ),
-]
-UrlOption = Annotated[
-    str | None, typer.Option("--base-url", metavar="URL", help="URL of the service, instead of REMAT_BASE_URL.")
-]
-NameOption = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the solve in the service's lists; it is sent there."),
-]
-LocalOption = Annotated[bool, typer.Option("--local", help="Solve here, whatever REMAT_BASE_URL says.")]
-MethodOptions = Annotated[
-    list[str] | None, typer.Option("--option", "-O", metavar="KEY=VALUE", help="An option of the method.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-EachTimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
 
 
 def code_of(answer: Answer) -> int:

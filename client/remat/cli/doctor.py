@@ -27,7 +27,8 @@ from ..planning.budget import bytes_of
 from ..planning.http import Http
 from ..planning.sources import solver_door
 from ..settings import Settings, settings
-from .app import BAD_INPUT, JsonOption, UrlOption, app, read_text
+from . import options
+from .app import BAD_INPUT, app, read_text
 
 FORMAT = "remat-gpu-report/1"
 
@@ -217,14 +218,14 @@ Check: TypeAlias = tuple[str, bool | None, str]
 
 @app.command()
 def doctor(
-    base_url: UrlOption = None,
+    base_url: options.Url = None,
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", metavar="SIZE", help="Whether a GPU has this much free memory.")
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--gpu-report", metavar="FILE", help="Evaluate a report of make test-gpu.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> int:
     """Check the installation: versions, settings, service, solver, torch, GPUs, and the folder of the memo."""
     if report is not None:

@@ -19,22 +19,9 @@ from ..planning.checkpoints import per_block, selective
 from ..planning.options import SolveOptions, with_name
 from ..planning.planner import Planner
 from ..target.devices import target_of
-from .app import (
-    NOTHING_FOUND,
-    EachTimeOption,
-    FractionOption,
-    GapOption,
-    JsonOption,
-    LocalOption,
-    MethodOptions,
-    NameOption,
-    QuietOption,
-    TimeOption,
-    UrlOption,
-    app,
-    read_subject,
-)
-from .model import DEVICES, EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, phases, target
+from . import options
+from .app import NOTHING_FOUND, app, read_subject
+from .model import EXAMPLE, captured, phases, target
 from .show import check_picture, curve_chart, curve_picture, percent, ranks_picture, ways_picture
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
@@ -52,10 +39,10 @@ METHODS = "auto,greedy,chen-sqrt,ap-sqrt,linearized-greedy,lp-rounding"
     + EXAMPLE
 )
 def fit(
-    model: ModelArgument,
-    device: Annotated[str, typer.Option("--device", "-d", metavar="D", help=f"{DEVICES}.")],
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = None,
+    model: options.Model,
+    device: Annotated[str, typer.Option("--device", "-d", metavar="D", help=f"{options.DEVICES}.")],
+    batch: options.Batch = None,
+    optimizer: options.Optimizer = None,
     release_gradients: Annotated[
         bool, typer.Option("--release-gradients", help="Also plan with gradients released as they are made.")
     ] = False,
@@ -73,7 +60,7 @@ def fit(
             "--max-overhead", metavar="F", show_default="1/3", help="Largest overhead of the largest batch's plan."
         ),
     ] = 1 / 3,
-    time_limit: EachTimeOption = 20.0,
+    time_limit: options.EachTime = 20.0,
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", help="Tokens of a sequence, of a MODEL by its configuration.")
     ] = None,
@@ -86,11 +73,11 @@ def fit(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Overhead over memory as a picture.")
     ] = None,
-    name: NameOption = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    name: options.Name = None,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     check_picture(png)
     solve_options_of("auto", time_limit, 0.0, name=name)
@@ -157,20 +144,20 @@ def compare(
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB, or 50% of what plain training needs.")
     ] = None,
-    budget_fraction: FractionOption = None,
+    budget_fraction: options.Fraction = None,
     methods: Annotated[str, typer.Option("--methods", metavar="LIST", help="Methods of the solver.")] = METHODS,
-    device: DeviceOption = None,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = None,
-    time_limit: TimeOption = 20.0,
-    max_gap: GapOption = 0.001,
-    name: NameOption = None,
-    option: MethodOptions = None,
+    device: options.Device = None,
+    batch: options.Batch = None,
+    optimizer: options.Optimizer = None,
+    time_limit: options.Time = 20.0,
+    max_gap: options.Gap = 0.001,
+    name: options.Name = None,
+    option: options.OfMethod = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Overhead over peak as a picture.")] = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     check_picture(png)
     words = [word.strip() for word in methods.split(",") if word.strip()]

@@ -33,7 +33,8 @@ from remat_ir import (
 
 from ..planning.budget import budget_bytes
 from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve, resident
-from .app import FileArgument, JsonOption, app, read_plan_file, read_subject
+from . import options
+from .app import app, read_plan_file, read_subject
 from .show import check_picture, counted, memory_chart, memory_picture, percent
 
 PlanArgument = Annotated[
@@ -45,11 +46,11 @@ BudgetLine = Annotated[str | None, typer.Option("--budget", "-b", metavar="BYTES
 
 @app.command()
 def show(
-    file: FileArgument,
+    file: options.File,
     plan_file: PlanArgument = None,
     budget: BudgetLine = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="OUT", help="Write the picture here.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> int:
     """Show the memory over the steps of PLAN on FILE, next to training without recomputation."""
     check_picture(png)
@@ -81,10 +82,10 @@ def show(
 
 @app.command()
 def explain(
-    file: FileArgument,
+    file: options.File,
     plan_file: PlanArgument = None,
     top: Annotated[int, typer.Option("--top", "-n", help="Rows of each table.")] = 12,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> int:
     """List what is resident at the peak, and what PLAN computes again, by name where FILE has names."""
     subject = read_subject(file)

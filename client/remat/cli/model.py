@@ -24,25 +24,9 @@ from ..planning.options import with_name
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import page_of, plan_or_raise, planner_for
 from ..planning.summary import headline, memory_curve, memory_svg, plain_curve
-from ..target.devices import TARGETS, target_of
-from .app import (
-    FractionOption,
-    GapOption,
-    JsonOption,
-    LinkOption,
-    LocalOption,
-    MethodOption,
-    MethodOptions,
-    NameOption,
-    QuietOption,
-    StepsOption,
-    TimeOption,
-    UrlOption,
-    app,
-    check_writable,
-    code_of,
-    write_json,
-)
+from ..target.devices import target_of
+from . import options
+from .app import app, check_writable, code_of, write_json
 from .show import check_picture, memory_chart, memory_picture, percent, progress_line
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
@@ -60,19 +44,6 @@ SCRIPT:make_model: a Python file or the dotted name of a module, and a function 
 
 Nothing large is allocated: tensors have shapes and no values while the function runs. With --device the step is
 captured as it would be on that device and its kernels are priced by a roofline; without, they are measured here."""
-
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, a config.json, or a preset.")]
-DEVICES = f"One of {', '.join(sorted(TARGETS))}, or a table in a TOML or JSON file"
-DeviceOption = Annotated[
-    str | None,
-    typer.Option("--device", "-d", metavar="D", help=f"{DEVICES}."),
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", metavar="N", min=1, help="Given to the function as its argument batch.")
-]
-OptimizerOption = Annotated[
-    str | None, typer.Option("--optimizer", metavar="NAME", help="adamw, sgd, …: its state counts as fixed bytes.")
-]
 
 
 def captured(
@@ -129,13 +100,13 @@ def told(found: Any, console: Console) -> None:
 
 @app.command(help="Capture the training step of MODEL as a graph file, with the names of its modules." + EXAMPLE)
 def capture(
-    model: ModelArgument,
+    model: options.Model,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The graph; - is standard output.")],
-    device: DeviceOption = None,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = None,
-    base_url: UrlOption = None,
-    quiet: QuietOption = False,
+    device: options.Device = None,
+    batch: options.Batch = None,
+    optimizer: options.Optimizer = None,
+    base_url: options.Url = None,
+    quiet: options.Quiet = False,
 ) -> int:
     check_writable(output)
     found = captured(model, device, batch, optimizer, base_url, quiet)
@@ -153,15 +124,15 @@ def capture(
     + EXAMPLE
 )
 def plan(
-    model: ModelArgument,
+    model: options.Model,
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB or 50%; the device's memory without it.")
     ] = None,
-    budget_fraction: FractionOption = None,
-    device: DeviceOption = None,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = None,
-    link: LinkOption = None,
+    budget_fraction: options.Fraction = None,
+    device: options.Device = None,
+    batch: options.Batch = None,
+    optimizer: options.Optimizer = None,
+    link: options.Link = None,
     stack: Annotated[
         str | None,
         typer.Option(
@@ -176,16 +147,16 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Memory over the step, .svg or .png.")
     ] = None,
-    method: MethodOption = "auto",
-    time_limit: TimeOption = 60.0,
-    max_gap: GapOption = 0.001,
-    steps: StepsOption = None,
-    option: MethodOptions = None,
-    name: NameOption = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    method: options.Method = "auto",
+    time_limit: options.Time = 60.0,
+    max_gap: options.Gap = 0.001,
+    steps: options.Steps = None,
+    option: options.OfMethod = None,
+    name: options.Name = None,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     asking = solve_options_of(method, time_limit, max_gap, steps, name)
     planner = asked_planner(base_url, local, options_of(option))

@@ -18,7 +18,8 @@ from remat_ir import Answer, InvalidData, readable
 from ..planning import service
 from ..planning.sources import ServicePlanner
 from ..settings import settings
-from .app import JsonOption, OutputOption, QuietOption, UrlOption, app
+from . import options
+from .app import app
 from .show import STYLES, percent
 from .solve import given_out
 
@@ -35,10 +36,10 @@ NAME, WIDE = 14, 100
 def attach(
     solve_id: IdArgument,
     wait: Annotated[float, typer.Option("--wait", metavar="S", help="Seconds to wait for its end.")] = 3600.0,
-    output: OutputOption = None,
-    base_url: UrlOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: options.Output = None,
+    base_url: options.Url = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Wait for a solve by its id and print its answer. Interrupting the wait does not end the solve."""
     planner = _planner(base_url)
@@ -51,7 +52,7 @@ def attach(
 
 @app.command()
 def cancel(
-    solve_id: IdArgument, output: OutputOption = None, base_url: UrlOption = None, as_json: JsonOption = False
+    solve_id: IdArgument, output: options.Output = None, base_url: options.Url = None, as_json: options.Json = False
 ) -> int:
     """End a solve and print its best plan so far. Others who wait for the same solve keep it running."""
     planner = _planner(base_url)
@@ -61,8 +62,8 @@ def cancel(
 @app.command(name="ls")
 def list_solves(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, newest first.")] = 20,
-    base_url: UrlOption = None,
-    as_json: JsonOption = False,
+    base_url: options.Url = None,
+    as_json: options.Json = False,
 ) -> int:
     """List the solves at the service, newest first."""
     rows = service.solves(_planner(base_url).http, limit + 1)

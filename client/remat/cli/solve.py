@@ -40,23 +40,9 @@ from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner, solver_door
 from ..settings import settings
+from . import options
 from .app import (
     BAD_INPUT,
-    BudgetOption,
-    FileArgument,
-    FractionOption,
-    GapOption,
-    JsonOption,
-    LinkOption,
-    LocalOption,
-    MethodOption,
-    MethodOptions,
-    NameOption,
-    OutputOption,
-    QuietOption,
-    StepsOption,
-    TimeOption,
-    UrlOption,
     app,
     check_writable,
     code_of,
@@ -137,21 +123,21 @@ def options_of(given: list[str] | None) -> dict[str, object]:
 
 @app.command()
 def solve(
-    file: FileArgument,
-    budget: BudgetOption = None,
-    budget_fraction: FractionOption = None,
-    link: LinkOption = None,
-    method: MethodOption = "auto",
-    time_limit: TimeOption = 60.0,
-    max_gap: GapOption = 0.001,
-    steps: StepsOption = None,
-    output: OutputOption = None,
-    option: MethodOptions = None,
-    name: NameOption = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    file: options.File,
+    budget: options.Budget = None,
+    budget_fraction: options.Fraction = None,
+    link: options.Link = None,
+    method: options.Method = "auto",
+    time_limit: options.Time = 60.0,
+    max_gap: options.Gap = 0.001,
+    steps: options.Steps = None,
+    output: options.Output = None,
+    option: options.OfMethod = None,
+    name: options.Name = None,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Plan FILE inside a budget."""
     subject = linked(read_subject(file), link)
@@ -177,12 +163,12 @@ def given_out(answer: Answer, output: Path | None, as_json: bool) -> int:
 
 @app.command(name="verify")
 def verify_plan(
-    file: FileArgument,
+    file: options.File,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or an answer that has one.")],
-    budget: BudgetOption = None,
-    budget_fraction: FractionOption = None,
-    link: LinkOption = None,
-    as_json: JsonOption = False,
+    budget: options.Budget = None,
+    budget_fraction: options.Fraction = None,
+    link: options.Link = None,
+    as_json: options.Json = False,
 ) -> int:
     """Replay PLAN on FILE and say what it costs, or the first reason why it is wrong; or check that none fits."""
     subject = linked(read_subject(file), link)
@@ -276,7 +262,7 @@ ProgramOption = Annotated[
 
 @app.command()
 def export(
-    file: FileArgument,
+    file: options.File,
     form: Annotated[
         str,
         typer.Option(
@@ -284,10 +270,10 @@ def export(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Write here; - is standard output.")],
-    budget: BudgetOption = None,
-    budget_fraction: FractionOption = None,
+    budget: options.Budget = None,
+    budget_fraction: options.Fraction = None,
     method: ProgramOption = "milp",
-    option: MethodOptions = None,
+    option: options.OfMethod = None,
 ) -> int:
     """Write the program that a method solves on FILE, for another engine; or FILE itself in another graph format."""
     subject = read_subject(file)
@@ -307,17 +293,17 @@ def export(
 
 @app.command(name="import-solution")
 def import_solution(
-    file: FileArgument,
+    file: options.File,
     solution: Annotated[
         Path,
         typer.Argument(metavar="SOLUTION", help="What HiGHS, CBC, CPLEX, Gurobi or SCIP wrote; - is standard input."),
     ],
-    budget: BudgetOption = None,
-    budget_fraction: FractionOption = None,
+    budget: options.Budget = None,
+    budget_fraction: options.Fraction = None,
     method: ProgramOption = "milp",
-    output: OutputOption = None,
-    option: MethodOptions = None,
-    as_json: JsonOption = False,
+    output: options.Output = None,
+    option: options.OfMethod = None,
+    as_json: options.Json = False,
 ) -> int:
     """Make a plan from the solution of an exported program and replay it on FILE.
 

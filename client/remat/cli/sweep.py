@@ -34,24 +34,8 @@ from ..planning.check import checked
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import LocalPlanner, ServicePlanner, largest_batch, solver_door
-from .app import (
-    NOTHING_FOUND,
-    EachTimeOption,
-    FileArgument,
-    GapOption,
-    JsonOption,
-    LocalOption,
-    MethodOption,
-    MethodOptions,
-    NameOption,
-    OutputOption,
-    QuietOption,
-    UrlOption,
-    app,
-    check_writable,
-    read_subject,
-    write_json,
-)
+from . import options
+from .app import NOTHING_FOUND, app, check_writable, read_subject, write_json
 from .show import STYLES, check_picture, curve_chart, curve_picture, percent
 from .solve import asked_planner, options_of, solve_options_of
 
@@ -60,20 +44,20 @@ FORMS = "budgets such as 4GiB,6GiB,8GiB or 30%,50%,70%"
 
 @app.command()
 def sweep(
-    file: FileArgument,
+    file: options.File,
     budgets: Annotated[str | None, typer.Option("--budgets", metavar="LIST", help=FORMS)] = None,
     points: Annotated[int, typer.Option("--points", "-n", help="Solves along the curve, without --budgets.")] = 9,
-    method: MethodOption = "auto",
-    time_limit: EachTimeOption = 20.0,
-    max_gap: GapOption = 0.001,
-    name: NameOption = None,
-    option: MethodOptions = None,
+    method: options.Method = "auto",
+    time_limit: options.EachTime = 20.0,
+    max_gap: options.Gap = 0.001,
+    name: options.Name = None,
+    option: options.OfMethod = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the curve as a picture.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points as CSV.")] = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Plan FILE at several budgets: what each byte costs, and where no plan fits."""
     subject = read_subject(file)
@@ -117,7 +101,7 @@ def sweep(
 
 @app.command(name="max-batch")
 def max_batch(
-    file: FileArgument,
+    file: options.File,
     budget: Annotated[str, typer.Option("--budget", "-b", metavar="BYTES", help="Bytes, or text such as 16GiB.")],
     at_batch: Annotated[int, typer.Option("--at-batch", help="The batch at which FILE was captured.")] = 1,
     input_bytes: Annotated[
@@ -126,16 +110,16 @@ def max_batch(
     all_grow: Annotated[
         bool, typer.Option("--all-grow", help="Kept values grow as well; by default gradients of parameters stay.")
     ] = False,
-    method: MethodOption = "auto",
-    time_limit: EachTimeOption = 20.0,
+    method: options.Method = "auto",
+    time_limit: options.EachTime = 20.0,
     total: Annotated[float, typer.Option("--total", metavar="S", help="Seconds in all.")] = 300.0,
-    output: OutputOption = None,
-    name: NameOption = None,
-    option: MethodOptions = None,
-    base_url: UrlOption = None,
-    local: LocalOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: options.Output = None,
+    name: options.Name = None,
+    option: options.OfMethod = None,
+    base_url: options.Url = None,
+    local: options.Local = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Find the largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
     family = _family(file, budget, at_batch, input_bytes, all_grow)
