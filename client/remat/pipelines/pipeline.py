@@ -45,7 +45,7 @@ from ..training.step import Planned, TrainingStep
 from ..units.unit import Trace, Unit
 from ..units.units import EACH
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
-from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
+from .schedule import Actions, Run, Times, residency
 
 log = logging.getLogger("remat")
 
@@ -113,14 +113,12 @@ class Search:
     ) -> None:
         self.stages = sorted(stages, key=lambda stage: stage.stage_index)
         self.planner, self.asking, self.job, self.ranks = planner, asking, job, ranks
-        runs = actions_of(schedule)
-        self.timeline = Timeline(runs)
-        self.numbers = [sorted({run.stage for run in own}) for own in runs]
-        own = runs[self.stages[0].group_rank]
+        self.actions = Actions(schedule)
+        own = self.actions.runs[self.stages[0].group_rank]
         mine = [stage.stage_index for stage in self.stages]
-        if mine != self.numbers[self.stages[0].group_rank]:
+        if mine != self.actions.numbers[self.stages[0].group_rank]:
             raise InvalidData(f"this rank runs the stages {sorted({r.stage for r in own})} of the schedule, not {mine}")
-        self.halved = in_halves(schedule) & set(mine)
+        self.halved = self.actions.halved & set(mine)
         self.runs = [run for run in own if run.kind != "weight" or run.stage in self.halved]
         self.moments = residency(self.runs, mine)
         self.units: list[Unit] = []
@@ -162,7 +160,7 @@ class Search:
         _, places = self._watched(step, [unit.first for unit in self.units], least)
         self.standing = standing(self.stages, self.model, self.job, given)
         allowed = self._allowed(budget, peak_of(places, [p.option for p in plain]))
-        self.plain_ns = self.timeline.makespan_ns(self._gathered_times(plain))
+        self.plain_ns = self.actions.makespan_ns(self.ranks.gather(lambda: [times_of(p.option) for p in plain]))
         self.points = [
             curve(u.step, ends) for u, ends in zip(self.units, zip(least, plain, strict=True), strict=True) if u.step
         ]
@@ -307,22 +305,13 @@ class Search:
                     _no_answer(self.standing.fixed_bytes + allowed),
                 )
         ranks = [[Combination(tuple(Times(*t) for t in one), ()) for one in times] for times, _, _ in told]
-        choice = Choice(*self.ranks.share(lambda: list(choose(self.timeline, self.numbers, ranks))))
+        choice = Choice(*self.ranks.share(lambda: list(choose(self.actions.timeline, self.actions.numbers, ranks))))
         mine = found[choice.taken[self.stages[0].group_rank]].chosen
         return [points[index] for points, index in zip(self.points, mine, strict=True)], choice
 
     def _options(self) -> list[list[Option]]:
         """[stages] of all known plans, what each comes to."""
         return [[point.option for point in points] for points in self.points]
-
-    def _gathered_times(self, points: Sequence[Point]) -> list[Times]:
-        """[stages] of all ranks, by these plans."""
-        told = self.ranks.gather(lambda: [times_of(point.option) for point in points])
-        found: list[Times] = [Times(0, 0, 0)] * self.timeline.stages
-        for numbers, times in zip(self.numbers, told, strict=True):
-            for number, one in zip(numbers, times, strict=True):
-                found[number] = Times(*one)
-        return found
 
 
 def _tangents_apart(step: TrainingStep) -> TrainingStep:

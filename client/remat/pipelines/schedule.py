@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Schedule1F1B, get_schedule_class
 
 from remat_ir import InvalidData
 
@@ -251,3 +251,36 @@ class Timeline:
                 start = max(start, ends[other])
             ends.append(start + times[stage][kind])
         return max(ends)
+
+
+class Actions:
+    """What the ranks of a schedule do.
+
+    Attributes:
+        runs: [ranks] their passes, in order.
+        halved: the stages whose backward passes are in halves.
+        numbers: [ranks] their stages.
+        last: the pipeline's last stage.
+        micros: so many micro-batches.
+        waits_at_end: what is sent is held until then.
+        timeline: of all passes.
+
+    Raises:
+        InvalidData: as `actions_of` and `Timeline`.
+    """
+
+    def __init__(self, schedule: Any) -> None:
+        self.runs, self.halved = actions_of(schedule), in_halves(schedule)
+        self.numbers = [sorted({run.stage for run in own}) for own in self.runs]
+        self.last = max(map(max, self.numbers))
+        self.micros = 1 + max(run.micro for own in self.runs for run in own)
+        self.waits_at_end = not isinstance(schedule, Schedule1F1B)
+        self.timeline = Timeline(self.runs)
+
+    def makespan_ns(self, ranks: Sequence[Sequence[Sequence[int]]]) -> int:
+        """How long a step takes by the times of each rank's stages, [ranks, stages, passes]."""
+        times: list[Times] = [Times(0, 0, 0)] * self.timeline.stages
+        for numbers, found in zip(self.numbers, ranks, strict=True):
+            for number, own in zip(numbers, found, strict=True):
+                times[number] = Times(*own)
+        return self.timeline.makespan_ns(times)

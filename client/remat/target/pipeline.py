@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import Schedule1F1B
 
 from remat_ir import Answer, Graph, InvalidData, Plan, Status, checkpointed, overhead_of, plain_plan, readable
 
@@ -30,7 +29,7 @@ from ..pipelines.choice import (
     room,
     times_of,
 )
-from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
+from ..pipelines.schedule import Actions, Run, named
 from ..planning.division import Option
 from ..profiling.fixed import all_gradients
 from ..profiling.timing import affine
@@ -50,31 +49,6 @@ class Stage(NamedTuple):
     built: Built
     step: TrainingStep
     passed: Passed
-
-
-class Actions:
-    """What the ranks of a pipeline do.
-
-    Attributes:
-        runs: [ranks] their passes, in order.
-        halved: the stages whose backward passes are in halves.
-        numbers: [ranks] their stages.
-        last: the pipeline's last stage.
-        waits_at_end: what is sent is held until then.
-        timeline: of all passes.
-        micros: so many micro-batches.
-
-    Raises:
-        InvalidData: the schedule is not known or does not take so many ranks and micro-batches.
-    """
-
-    def __init__(self, parallel: Parallel) -> None:
-        schedule = named(parallel.schedule, parallel.pp, parallel.micros)
-        self.runs, self.halved = actions_of(schedule), in_halves(schedule)
-        self.numbers = [sorted({run.stage for run in own}) for own in self.runs]
-        self.last = max(map(max, self.numbers))
-        self.waits_at_end = not isinstance(schedule, Schedule1F1B)
-        self.timeline, self.micros = Timeline(self.runs), parallel.micros
 
 
 class Update(NamedTuple):
@@ -218,11 +192,7 @@ class Pipeline:
     @property
     def plain_ns(self) -> int:
         """The makespan without plans."""
-        times: list[Times] = [Times(0, 0, 0)] * self.actions.timeline.stages
-        for numbers, rank in zip(self.actions.numbers, self.ranks, strict=True):
-            for number, option in zip(numbers, rank.plain, strict=True):
-                times[number] = times_of(option)
-        return self.actions.timeline.makespan_ns(times)
+        return self.actions.makespan_ns([[times_of(option) for option in rank.plain] for rank in self.ranks])
 
 
 def captured_stages(
@@ -483,7 +453,8 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
             model do not follow each other.
         CaptureError: a stage cannot be captured as one graph.
     """
-    start, actions = time.perf_counter(), Actions(asked.parallel)
+    start, parallel = time.perf_counter(), asked.parallel
+    actions = Actions(named(parallel.schedule, parallel.pp, parallel.micros))
     stages = captured_stages(asked, actions, asked.batch)
     updates = [Update.of([stages[n] for n in mine], asked.optimizer) for mine in actions.numbers]
     pipeline = Pipeline.of(actions, stages, updates)
