@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -175,18 +175,19 @@ def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointConte
     flow = step.operations.flow
     values = resident_at_boundary(step.graph, plan)
     resident = {step.values[value] for value in values}
+    calls = [node for node in flow.joint.graph.nodes if isinstance(node.target, OpOverload)]
+    saved = frozenset(n for n in calls if resident & set(flow.makes.get(n, ())) and not is_random(n))
+    again = frozenset(flow.kernels[: flow.forward_kernels]) & set(calls) - saved
+    again_ns, total = sum(step.profiled.kernels[node].cost_ns for node in again), step.graph.total_cost_ns
+    return CheckpointContexts(answer, _rows(calls, saved), _bytes(step, values), again_ns / total if total else 0.0)
+
+
+def _rows(calls: Iterable[fx.Node], saved: Set[fx.Node]) -> dict[Any, tuple[tuple[bool, tuple[torch.Size, ...]], ...]]:
+    """For each operator, in the order of its calls, whether its result is saved, and its sizes."""
     rows: dict[Any, list[tuple[bool, tuple[torch.Size, ...]]]] = defaultdict(list)
-    again_ns, forward = 0, frozenset(flow.kernels[: flow.forward_kernels])
-    for node in flow.joint.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        save = bool(resident & set(flow.makes.get(node, ()))) and not is_random(node)
-        rows[node.target].append((save, sizes_of(node.meta.get("val"))))
-        if node in forward and not save:
-            again_ns += step.profiled.kernels[node].cost_ns
-    total = step.graph.total_cost_ns
-    saved = {target: tuple(found) for target, found in rows.items()}
-    return CheckpointContexts(answer, saved, _bytes(step, values), again_ns / total if total else 0.0)
+    for node in calls:
+        rows[node.target].append((node in saved, sizes_of(node.meta.get("val"))))
+    return {target: tuple(found) for target, found in rows.items()}
 
 
 def sizes_of(value: Any) -> tuple[torch.Size, ...]:
@@ -420,20 +421,17 @@ class _Space:
             if kept == self._all(ops):
                 continue
             nodes = frozenset(n for i in kept for n in self._fine.ops[ops[i]].nodes)
-            rows = self._rows(path, nodes) if kept else {}
+            within = [
+                node
+                for node in self._step.operations.flow.joint.graph.nodes
+                if isinstance(node.target, OpOverload) and _inside(module_path(node), path)
+            ]
             again = sum(self.graph.op_cost_ns[op] for i, op in enumerate(ops) if i not in kept)
             held = sum(self.graph.value_bytes[v] for i in kept for v in self.graph.op_values[ops[i]])
             total = self.graph.total_cost_ns
-            found[path] = CheckpointContexts(answer, rows, held, again / total if total else 0.0) if kept else None
+            share = again / total if total else 0.0
+            found[path] = CheckpointContexts(answer, _rows(within, nodes), held, share) if kept else None
         return found
-
-    def _rows(self, path: str, saved: frozenset[fx.Node]) -> dict[Any, tuple[tuple[bool, Any], ...]]:
-        """For each operator of a block, in the order of its calls, whether its result is saved, and its sizes."""
-        rows: dict[Any, list[tuple[bool, Any]]] = defaultdict(list)
-        for node in self._step.operations.flow.joint.graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, OpOverload) and _inside(module_path(node), path):
-                rows[node.target].append((node in saved, sizes_of(node.meta.get("val"))))
-        return {target: tuple(each) for target, each in rows.items()}
 
 
 def _inside(place: str, path: str) -> bool:
