@@ -57,7 +57,7 @@ class Standing(NamedTuple):
     left_bytes: int
 
 
-def standing(stages: Sequence[Any], model: nn.Module, job: Job, given: Any) -> Standing:
+def standing(stages: Sequence[Any], model: nn.Module, job: Job, given: object) -> Standing:
     """What is there after a step of a schedule.
 
     Args:
@@ -71,7 +71,7 @@ def standing(stages: Sequence[Any], model: nn.Module, job: Job, given: Any) -> S
     return Standing(sum(size for name, size in parts.items() if name != "gradients") + buffers, left)
 
 
-def _bytes(found: Iterable[Any], seen: Iterable[torch.Tensor] = ()) -> int:
+def _bytes(found: Iterable[object], seen: Iterable[torch.Tensor] = ()) -> int:
     """Of the storages of tensors, but for those that were seen."""
     sizes = {_compat.storage_key(t): storage_bytes(t) for t in found if isinstance(t, torch.Tensor)}
     return sum(sizes[key] for key in set(sizes) - {_compat.storage_key(t) for t in seen})
@@ -148,7 +148,7 @@ class Search:
             stage.dw_builder = halves.builder
         return unit
 
-    def run(self, step: Callable[[], Any], budget: Budget, given: Any) -> Picked:
+    def run(self, step: Callable[[], object], budget: Budget, given: object) -> Picked:
         """Trial, curves, choice and check; see `optimize_pipeline`."""
         step()  # captures each stage in its call, and makes what first steps make
         self.ranks.gather(self._captured)
@@ -174,7 +174,7 @@ class Search:
         allowed = allowed_bytes(budget, self.asking.slack, fixed, plain)
         return self.room.left(fixed + allowed, fixed - absent) - fixed
 
-    def _settled(self, step: Callable[[], Any], places: Sequence[Place], allowed: int) -> Picked:
+    def _settled(self, step: Callable[[], object], places: Sequence[Place], allowed: int) -> Picked:
         """Picks that hold in real steps: what is over in one counts for the next ones."""
         rehearses = self.ranks.most([int(self.room.budget is not None)]) == [1]
         here = self.standing.fixed_bytes
@@ -205,7 +205,7 @@ class Search:
             _no_answer(here + allowed),
         )
 
-    def _over(self, step: Callable[[], Any]) -> int:
+    def _over(self, step: Callable[[], object]) -> int:
         """By how many bytes more than this rank's budget some real steps reserve, which all ranks run."""
         device = self.room.device
         if self.room.budget is None or device is None:
@@ -242,7 +242,7 @@ class Search:
                 raise CaptureError(f"{unit.name} does not run in a training step of the schedule")
 
     def _watched(
-        self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
+        self, step: Callable[[], object], planned: Sequence[Planned], points: Sequence[Point]
     ) -> tuple[int, list[Place]]:
         """The peak of a real step by these plans, above the fixed bytes, and what there was besides the stages'."""
         trace = Trace(self.device)

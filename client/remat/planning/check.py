@@ -7,7 +7,6 @@ certificates, and `claimed_by` names who says it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from remat_ir import (
     Answer,
@@ -30,7 +29,7 @@ UNNAMED = "the planner"
 """Who claims a bound that has no certificate, where the answer does not say."""
 
 
-def checked(problem: Problem, answer: Any) -> Answer:
+def checked(problem: Problem, answer: object) -> Answer:
     """An answer that is what it claims to be, replayed on the caller's own problem.
 
     Raises:

@@ -194,7 +194,7 @@ DEFAULT = SolveOptions()
 
 
 def solve_options(
-    what: Callable[..., Any],
+    what: Callable[..., object],
     takes: type[SolveFields],
     options: SolveOptions | None,
     given: Mapping[str, Any],
@@ -232,7 +232,7 @@ def with_name(options: SolveOptions, name: str) -> SolveOptions:
     return options if options.name is not None or not settings().send_names else replace(options, name=name)
 
 
-def _meant(word: str, known: tuple[str, ...], what: Callable[..., Any]) -> str:
+def _meant(word: str, known: tuple[str, ...], what: Callable[..., object]) -> str:
     others = [p.name for p in inspect.signature(what).parameters.values() if p.kind is not p.VAR_KEYWORD]
     near = difflib.get_close_matches(word, [*known, *others], 1)
     return f"; did you mean {near[0]}?" if near else "."

@@ -7,7 +7,7 @@ import logging
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import fx
 
@@ -167,7 +167,7 @@ def peak_of_partition(joint: Joint, backward: fx.GraphModule) -> tuple[int, froz
     return _peak(joint.fine_graph, plan_of(joint.fine_graph, order)), frozenset(again)
 
 
-def _call(target: Any, args: tuple[Any, ...]) -> str:
+def _call(target: object, args: tuple[object, ...]) -> str:
     return f"{target}{args}"
 
 

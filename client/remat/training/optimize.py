@@ -358,7 +358,7 @@ def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
 
 
 def carry_out(
-    step: Any, problem: Problem, answer: Answer, room: StepRoom | None = None, *, now: bool = False
+    step: TrainingStep, problem: Problem, answer: Answer, room: StepRoom | None = None, *, now: bool = False
 ) -> Planned:
     """A step with an answer's plan, verified.
 
