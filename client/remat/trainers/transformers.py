@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Unpack
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
-from ..planning.budget import Budget
-from ..planning.options import SolveOptions, TrainingFields, solve_options
-from ..planning.planner import Planner
-from ..planning.sources import OnProgress
-from ..training.enable import disable, enable_for
-from ..training.optimize import check_training
+from . import PlannedRuns
 
 log = logging.getLogger("remat")
 _TILED = "fused_lm_head"
 """The argument by which `trl.trainer.utils.add_fused_lm_head` has the head of a model run in tiles."""
 
 
-class RematCallback(TrainerCallback):
+class RematCallback(PlannedRuns, TrainerCallback):
     """Trains the Trainer's model by plans, in place, from the first step to the last.
 
     Works as `Trainer(…, callbacks=[RematCallback(budget="12GiB")])`. The key–value cache is switched off while
@@ -44,22 +39,8 @@ class RematCallback(TrainerCallback):
         InvalidData: as for `remat.enable`.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        part: str = "",
-        *,
-        planner: Planner | str | None = None,
-        optimizer: Any = None,
-        on_progress: OnProgress | None = None,
-        options: SolveOptions | None = None,
-        **fields: Unpack[TrainingFields],
-    ) -> None:
-        self.budget, self.part, self.planner, self.optimizer = budget, part, planner, optimizer
-        self.on_progress = on_progress
-        self._checkpointed: Any = None
-        self.options = solve_options(RematCallback, TrainingFields, options, fields)
-        check_training(budget, self.options, planner, optimizer)
+    kind = "transformers"
+    _checkpointed: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Enable plans on the model, before its first step; those of a run that an exception has ended are dropped."""
@@ -68,22 +49,12 @@ class RematCallback(TrainerCallback):
             whole.gradient_checkpointing_disable()
             self._checkpointed = whole
             log.info("gradient_checkpointing is off while remat plans this model: both would recompute the same values")
-        model = self._module(whole)
-        enable_for(
-            "transformers",
-            model,
-            self.options,
-            accumulate=args.gradient_accumulation_steps,
-            clips=bool(args.max_grad_norm),
-            budget=self.budget,
-            planner=self.planner,
-            optimizer=self.optimizer or given.get("optimizer"),
-            on_progress=self.on_progress,
-        )
+        steps, clips = args.gradient_accumulation_steps, bool(args.max_grad_norm)
+        self.begin(self._module(whole), given.get("optimizer"), accumulate=steps, clips=clips)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the model as it was."""
-        disable(self._module(given["model"]))
+        self.leave()
         if self._checkpointed is not None:
             more = getattr(args, "gradient_checkpointing_kwargs", None)
             self._checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs=more)

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 import torch
@@ -217,34 +216,6 @@ def disable(model: M) -> M:
             model.__dict__["forward"] = forward.before
         forward.undo()
     return model
-
-
-def enable_for(
-    trainer: str, model: nn.Module, options: SolveOptions, *, accumulate: int, clips: bool, **given: Any
-) -> None:
-    """Enable plans for one run of a trainer.
-
-    What a run has left that an exception has ended, of which the trainer tells no callback, is undone first.
-
-    Args:
-        trainer: the kind of trainer.
-        accumulate, clips: backward passes to a step of the optimizer, and whether gradients are clipped by their norm,
-            as the trainer does.
-        given: as for `enable`.
-
-    Raises:
-        RuntimeError: the user has enabled plans already.
-    """
-    left = carrier_of(model)
-    if left is not None and left.trainer == trainer:
-        disable(model)
-    steps, clips = max(options.accumulate, accumulate), options.clip_grad_norm or clips
-    enable(model, options=replace(options, accumulate=steps, clip_grad_norm=clips), **given)
-    model.__dict__["forward"].trainer = trainer
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "use_cache", None):
-        config.use_cache = False
-        model.__dict__["forward"].undo = functools.partial(setattr, config, "use_cache", True)
 
 
 def carrier_of(model: object) -> TrainingCarrier | None:
