@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from remat_ir import Graph, InvalidData, Plan, plain_plan, recomputed
 
-from ..capture.operations import Kind, Op, Operations, returned_gradients, to_graph
+from ..capture.operations import Kind, Op, Operations, to_graph
 from ..device import NAMED, here
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
@@ -267,8 +267,7 @@ class TargetStep:
     @property
     def update_peak_bytes(self) -> int:
         """The peak of the optimizer's step: fixed bytes, gradients, what the model returned, and its temporaries."""
-        kept = sum(self.step.operations.sizes[s] for s in self.step.operations.keep)
-        return self.graph.fixed_bytes + kept + self.update.temporaries_bytes - self.update.beside_passes_bytes
+        return self.step.update_peak_bytes(self.update)
 
     def overhead_range(self, plan: Plan) -> tuple[float, float] | None:
         """What the plan costs more, at least and at most, if each class of kernels is off by up to 20 %.
@@ -353,8 +352,6 @@ def target_step(
             )
         )
         update = spread_over.of_update(job.update())
-        if job.releases and not returned_gradients(step.operations):
-            update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
         seconds["price"] = step.profiled.seconds
         seconds["capture"] = time.perf_counter() - start - seconds["price"]
         names = built.name, name_of(built.model, built.args, built.kwargs)

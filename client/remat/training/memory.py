@@ -16,7 +16,7 @@ from remat_ir import Plan, Problem, readable
 
 from .. import _compat
 from ..capture.dataflow import device_of
-from ..capture.operations import Kind, returned_gradients
+from ..capture.operations import Kind
 from ..device import Device, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.link import link_for
@@ -55,8 +55,7 @@ class Whole:
 
     def absent(self, step: TrainingStep) -> int:
         """Bytes of gradients of the other parts that are not there yet: in this one's backward pass they may be."""
-        own = sum(step.operations.sizes[s] for s in returned_gradients(step.operations))
-        return max(0, all_gradients(self.model) - existing_gradients(self.model) - own)
+        return max(0, all_gradients(self.model) - existing_gradients(self.model) - step.gradient_bytes)
 
 
 class StepRoom(Room):

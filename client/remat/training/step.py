@@ -30,6 +30,7 @@ from ..planning.options import LONGEST_NAME
 from ..planning.quick import Better
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
+from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, Table, profile_kernels
 from ..settings import settings
 from .backward import Delivery, Halves, Release
@@ -70,6 +71,24 @@ class TrainingStep:
     release: Release | Delivery | None = None
     halves: Halves | None = None
     split: frozenset[int] = frozenset()
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of all gradients that the step returns."""
+        return sum(self.operations.sizes[s] for s in returned_gradients(self.operations))
+
+    def update_peak_bytes(self, update: UpdateMemory) -> int:
+        """The predicted peak of the optimizer's step after this one, fixed bytes included.
+
+        There are then all gradients, what the module returned, and the step's own temporaries; no activations.
+        """
+        temporaries = update.temporaries_bytes - update.beside_passes_bytes
+        if self.operations.updates and not self.gradient_bytes:
+            temporaries = 0  # every parameter has been updated by then
+        left = self.graph.fixed_bytes + sum(self.operations.sizes[s] for s in self.operations.keep)
+        there = self.fixed.get("gradients", 0) + self.fixed.get(VIEWED, 0)
+        added = min(there, self.gradient_bytes)  # to gradients that stay or to their buckets, and gone
+        return left - added + temporaries
 
     def compile(self, plan: Plan, now: bool = False) -> StepFunction:
         """The step by a plan, which must have passed the verifier on `graph`.
@@ -416,23 +435,12 @@ class Planned:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""
         return self.predicted_bytes - self.step.graph.fixed_bytes
 
-    @cached_property
+    @property
     def gradient_bytes(self) -> int:
         """Of all gradients that the step returns."""
-        operations = self.step.operations
-        return sum(operations.sizes[s] for s in returned_gradients(operations))
+        return self.step.gradient_bytes
 
     @property
     def update_peak_bytes(self) -> int:
-        """The predicted peak of the optimizer's step after it, fixed bytes included.
-
-        There are then all gradients, what the module returned, and the step's own temporaries; no activations.
-        """
-        step, update = self.step, self.job.update()
-        temporaries = update.temporaries_bytes - update.beside_passes_bytes
-        if step.operations.updates and not self.gradient_bytes:
-            temporaries = 0  # every parameter has been updated by then
-        left = step.graph.fixed_bytes + sum(step.operations.sizes[s] for s in step.operations.keep)
-        there = step.fixed.get("gradients", 0) + step.fixed.get(VIEWED, 0)
-        added = min(there, self.gradient_bytes)  # to gradients that stay or to their buckets, and gone
-        return left - added + temporaries
+        """The predicted peak of the optimizer's step after it: see `TrainingStep.update_peak_bytes`."""
+        return self.step.update_peak_bytes(self.job.update())
