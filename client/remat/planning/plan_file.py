@@ -180,10 +180,11 @@ def difference(here: Graph, other: Graph) -> str | None:
         longer, where = (here, "here") if here.ops > other.ops else (other, "in the file")
         first = longer.op_label(min(here.ops, other.ops))
         return f"it has {here.ops} ops and the file's {other.ops}; the first that is only {where} is {first}"
-    for name in ("optional", "once", "keep", "consumes"):
-        mine, theirs = set(getattr(here, name)), set(getattr(other, name))
-        if mine != theirs:
-            number = min(mine ^ theirs)
+    sets = {"optional": (here.optional, other.optional), "once": (here.once, other.once)}
+    sets |= {"keep": (here.keep, other.keep), "consumes": (here.consumes, other.consumes)}
+    for name, (mine, theirs) in sets.items():
+        if set(mine) != set(theirs):
+            number = min(set(mine) ^ set(theirs))
             op = number if name == "once" else here.value_op[number]
             what = "" if name == "once" else "a value of "
             return f"{what}{here.op_label(op)} is not {name!r} both here and in the file"

@@ -100,7 +100,7 @@ class Parallel(NamedTuple):
     @property
     def shared(self) -> dict[str, int]:
         """What the function that makes the model is given: how many ranks share a layer, a sequence, the experts."""
-        return {name: degree for name in ("tp", "cp", "ep") if (degree := getattr(self, name)) > 1}
+        return {name: degree for name, degree in (("tp", self.tp), ("cp", self.cp), ("ep", self.ep)) if degree > 1}
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value not in (0, 1, ""))
