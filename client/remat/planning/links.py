@@ -1,7 +1,7 @@
 """The link between a device and its host: as an option names it, by its data sheet, and the share that copies reach.
 
 Copies from and to pinned memory. The shares and the time that starting a copy takes are not measured: they are what
-such copies are reported to reach, rounded. `remat.lowering.link_profile` measures a device that is there. No figure
+such copies are reported to reach, rounded. `remat.lowering.link` measures a device that is there. No figure
 of this module was taken on a GPU by this project.
 """
 
