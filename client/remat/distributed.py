@@ -302,6 +302,11 @@ class RankProfiles(ProfileTable):
             )
         return profiles_of(heard["known"])
 
+    def forget(self, device: str, signatures: Iterable[str]) -> None:
+        """Delete those of the first rank's machine; no rank waits for another."""
+        if self._ranks.first:
+            self._table.forget(device, signatures)
+
     def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
         """Whether all ranks of the groups are among these; every rank of these is here.
 

@@ -6,7 +6,9 @@ REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.c
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
 REMAT_CHECK_WRITES 1: each step compares checksums of the parameters from which its backward pass computes again
 REMAT_STRICT       1: a planner that fails is an error, and no other's plan is taken in its place
-REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
+REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists, and the
+                   ops of a plan by module and operator on its page, where the service stores names
+REMAT_REPORT_RUNS  1: what the first steps by a plan came to is shown on the solve's page
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     offline: bool = False
     send_names: bool = False
+    report_runs: bool = False
     check_writes: bool = False
     strict: bool = False
 
@@ -69,6 +72,7 @@ def settings(
         api_key=api_key or env.get("REMAT_API_KEY") or None,
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),
+        report_runs=_flag(env, "REMAT_REPORT_RUNS"),
         check_writes=_flag(env, "REMAT_CHECK_WRITES"),
         strict=_flag(env, "REMAT_STRICT"),
     )

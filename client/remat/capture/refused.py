@@ -132,12 +132,24 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+\n\s*([^\n]*)')
 
 def place(text: str) -> str:
     """The innermost line outside of torch in a stack that is part of a text, as a clause; empty without one."""
+    found = _innermost(text)
+    return "" if found is None else f" (at {found[0]}, line {found[1]}: {found[2]})"
+
+
+def line_of(node: fx.Node) -> str:
+    """The innermost line outside of torch that a kernel comes from, as `models/net.py:42`; empty if none is known."""
+    found = _innermost(node.stack_trace or "")
+    return "" if found is None else f"{found[0]}:{found[1]}"
+
+
+def _innermost(text: str) -> tuple[str, str, str] | None:
+    """File, with its folder, line and code of the innermost frame outside of torch, or of the innermost at all."""
     frames = _FRAME.findall(text)
     own = [f for f in frames if f"{os.sep}torch{os.sep}" not in f[0]] or frames
     if not own:
-        return ""
+        return None
     path, line, code = own[-1]
-    return f" (at {os.sep.join(path.split(os.sep)[-2:])}, line {line}: {code.strip()})"
+    return os.sep.join(path.split(os.sep)[-2:]), line, code.strip()
 
 
 def _place_of(node: fx.Node) -> str:

@@ -42,6 +42,7 @@ class Coordinator:
 
     Attributes:
         in_step: whether other processes wait for each call, so that none may be left out or made from another thread.
+        first: whether this is the process that measures, asks and reports for all.
 
     Example:
         >>> Coordinator().in_step, Coordinator().most([3, 1])
@@ -49,6 +50,7 @@ class Coordinator:
     """
 
     in_step = False
+    first = True
 
     def table(self, own: ProfileTable) -> ProfileTable:
         """The table of measured costs that all processes read and write, where this one's own is `own`."""

@@ -135,7 +135,7 @@ def common_headers(api_key: str | None) -> dict[str, str]:
 
 
 class Call:
-    """One logical call, whoever carries it: it sends a JSON value, or nothing where it is not a POST.
+    """One logical call, whoever carries it: it sends a JSON value, or nothing where it is neither POST nor PUT.
 
     Args:
         wait_s: seconds that the service was asked to hold the reply.
@@ -160,7 +160,7 @@ class Call:
         self.wait_s, self.give_up_at, self.wait_until = wait_s, give_up_at, wait_until
         self.params, self.headers = dict(params or {}), dict[str, str]()
         self.content: bytes | None = None
-        if method == "POST":
+        if method in ("POST", "PUT"):
             text = json.dumps({} if body is None else body, separators=(",", ":")).encode()
             self.content, how = compressed(text)
             self.headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}

@@ -190,10 +190,15 @@ def check_method(planner: Planner, method: str) -> None:
         first.check_method(method)
 
 
+def service_of(planner: Planner) -> ServicePlanner | None:
+    """The service that a planner asks, if there is one."""
+    asked = planner.planners if isinstance(planner, FallbackPlanner) else (planner,)
+    return next((each for each in asked if isinstance(each, ServicePlanner)), None)
+
+
 def page_of(planner: Planner, answer: Answer) -> str | None:
     """The URL at which a browser shows a solve, if a service made the answer."""
-    asked = planner.planners if isinstance(planner, FallbackPlanner) else (planner,)
-    service = next((each for each in asked if isinstance(each, ServicePlanner)), None)
+    service = service_of(planner)
     return None if service is None or answer.id is None else service.page(answer.id)
 
 

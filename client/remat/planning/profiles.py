@@ -59,6 +59,9 @@ class ProfileTable(Protocol):
         """Offer profiles; what now stands for each of them."""
         ...
 
+    def forget(self, device: str, signatures: Iterable[str]) -> None:
+        """Have these measured again by the next that asks here; what others keep stands until they report otherwise."""
+
     def derived(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """What stands for profiles that were not measured but follow from others; nothing is written."""
         return dict(profiles)
@@ -102,6 +105,12 @@ class DiskProfiles(ProfileTable):
         if profiles:
             trim(self.folder)
         return stands
+
+    def forget(self, device: str, signatures: Iterable[str]) -> None:
+        """Delete these files."""
+        for signature in signatures:
+            with suppress(OSError):
+                self._path(device, signature).unlink(missing_ok=True)
 
     def _path(self, device: str, signature: str) -> Path:
         return self.folder / _hash(device)[:16] / f"{_hash(signature)}.json"
@@ -162,6 +171,10 @@ class SharedProfiles(ProfileTable):
         stands = self._offer(device, profiles) if profiles else {}
         self.disk.put(device, stands)
         return stands
+
+    def forget(self, device: str, signatures: Iterable[str]) -> None:
+        """Delete those of this machine."""
+        self.disk.forget(device, signatures)
 
     def _offer(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         try:

@@ -139,6 +139,20 @@ def solves(http: Http, most: int, search: str = "") -> list[dict[str, Any]]:
     return rows[:most]
 
 
+def put_run(http: Http, solve_id: str, run: Mapping[str, Any]) -> None:
+    """Report a step by a solve's plan as it was measured: the members of the service's `RunReport`."""
+    http.call("PUT", f"/v1/solves/{_segment(solve_id)}/run", body=dict(run))
+
+
+def put_names(http: Http, solve_id: str, names: Sequence[str], where: Sequence[str]) -> None:
+    """Send what the ops of a solve's graph are called, and where in the model's code they stand, for who looks at it.
+
+    Raises:
+        NotAllowed: the service stores no names of this tenant's.
+    """
+    http.call("PUT", f"/v1/solves/{_segment(solve_id)}/names", body={"names": list(names), "where": list(where)})
+
+
 def lookup_profiles(http: Http, device: str, signatures: list[str]) -> dict[str, tuple[int, int]]:
     """The shared table's entries for some signatures on a device: ns and workspace bytes by signature."""
     reply = http.call("POST", "/v1/profiles:lookup", body={"device": device, "signatures": signatures})

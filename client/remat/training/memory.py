@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx, nn
 
-from remat_ir import Plan, Problem, readable
+from remat_ir import Plan, Problem, duration, readable
 
 from .. import _compat
 from ..capture.dataflow import device_of
@@ -167,12 +168,19 @@ SMALLEST_BYTES = 16 * 1024
 MEASUREMENTS = 2
 """Libraries allocate once what they use ever after: a first step that is off is measured once more."""
 
+TIMED_STEPS = 3
+"""The shortest of so many is how long a step takes: other work on the machine only makes steps longer."""
+TIME_TOLERANCE, SHORTEST_NS = 1.3, 5_000_000
+"""The factor by which kernels and step may differ; shorter steps are mostly calls, and say nothing of kernels."""
+
 
 class StepPeak(NamedTuple):
-    """A step's peak as predicted and as measured, in bytes above the fixed ones."""
+    """A step's peak as predicted and as measured, in bytes above the fixed ones, and its time in ns where it was."""
 
     predicted_bytes: int
     measured_bytes: int
+    predicted_ns: int | None = None
+    measured_ns: int | None = None
 
     @property
     def off(self) -> float:
@@ -185,17 +193,31 @@ class StepPeak(NamedTuple):
         difference = abs(self.measured_bytes - self.predicted_bytes)
         return difference <= max(TOLERANCE * self.predicted_bytes, SMALLEST_BYTES)
 
+    @property
+    def contradicts_profile(self) -> bool:
+        """Whether the step takes another time than its kernels were measured to take, by more than 30 %."""
+        if self.measured_ns is None or self.predicted_ns is None:
+            return False
+        least, most = sorted((self.measured_ns, self.predicted_ns))
+        return least >= SHORTEST_NS and most > TIME_TOLERANCE * least
+
 
 class SelfCheck:
-    """Which plans have still to show their peak, and what those that have came to.
+    """Which plans have still to show their peak and their time, and what those that have came to.
 
     A step is watched while its own forward and its own backward function run, from this thread, and not in between:
-    what the caller's loss allocates is the caller's. A step that never runs backward says nothing.
+    what the caller's loss allocates is the caller's. A step that never runs backward says nothing. Steps on an
+    accelerator are not timed: their kernels run after the call that issues them.
+
+    Args:
+        on_measured: called once a plan has shown both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_measured: Callable[[Planned, StepPeak], None] = lambda planned, peak: None) -> None:
+        self._on_measured = on_measured
         # weakly: a plan that `most_plans` drops takes its traced graph with it
         self.due: MutableMapping[Planned, int] = WeakKeyDictionary()
+        self.untimed: MutableMapping[Planned, int] = WeakKeyDictionary()
         self.found: MutableMapping[Planned, StepPeak] = WeakKeyDictionary()
 
     def expect(self, planned: Planned) -> None:
@@ -204,8 +226,41 @@ class SelfCheck:
 
     def forget(self, planned: Planned) -> None:
         """A plan will not be run again."""
-        self.due.pop(planned, None)
-        self.found.pop(planned, None)
+        for known in (self.due, self.untimed, self.found):
+            known.pop(planned, None)
+
+    def time(self, planned: Planned, run: Callable[..., Any]) -> Any:
+        """What a call by a plan gives; how long it and the backward pass to come take is measured."""
+        ahead_ns = 0
+
+        def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+            began = perf_counter_ns()
+            output = function(args)
+            self._note_time(planned, ahead_ns + perf_counter_ns() - began)
+            return output
+
+        began = perf_counter_ns()
+        output = run(around=backward)
+        ahead_ns = perf_counter_ns() - began
+        return output
+
+    def _note_time(self, planned: Planned, took_ns: int) -> None:
+        left, known = self.untimed.pop(planned, 0) - 1, self.found.get(planned)
+        if left < 0 or known is None:
+            return
+        known = known._replace(measured_ns=min(took_ns, known.measured_ns or took_ns))
+        self.found[planned] = known
+        if left:
+            self.untimed[planned] = left
+            return
+        if known.contradicts_profile:
+            log.warning(
+                "a step by the plan takes %s, and its kernels were measured to take %s in all: other work ran on the "
+                "machine then, or runs now. They are measured again for the next plan",
+                duration(known.measured_ns or 0),
+                duration(known.predicted_ns or 0),
+            )
+        self._on_measured(planned, known)
 
     def watch(self, planned: Planned, run: Callable[..., Any]) -> Any:
         """What a call by a plan gives; its peak, and that of the backward pass to come, are measured.
@@ -242,7 +297,7 @@ class SelfCheck:
         left = self.due.pop(planned, 0) - 1
         if left < 0:
             return
-        peak = StepPeak(planned.activation_bytes, measured)
+        peak = StepPeak(planned.activation_bytes, measured, planned.answer.cost_ns)
         self.found[planned] = peak
         said = (readable(measured), readable(peak.predicted_bytes), 100 * peak.off)
         if peak.as_predicted:
@@ -256,6 +311,11 @@ class SelfCheck:
                 "larger slack= leaves room",
                 *said,
             )
+        if planned not in self.due:
+            if device_of_step(planned.step).device.type == "cpu":
+                self.untimed[planned] = TIMED_STEPS
+            else:
+                self._on_measured(planned, peak)
 
 
 def _freed_elsewhere(planned: Planned) -> bool:
@@ -295,4 +355,6 @@ def summary(found: Mapping[Planned, StepPeak], planned: Planned) -> str:
     peak = found.get(planned)
     if peak is None:
         return ""
-    return f"first step: peak {readable(peak.measured_bytes)} above the fixed bytes, {100 * peak.off:+.1f} % measured"
+    took = "" if peak.measured_ns is None else f"; {duration(peak.measured_ns)} measured"
+    said = f"first step: peak {readable(peak.measured_bytes)} above the fixed bytes"
+    return f"{said}, {100 * peak.off:+.1f} % measured{took}"

@@ -36,6 +36,7 @@ from ..profiling.optimizers import check_optimizer
 from .backward import Halves
 from .job import Job, warn_of_update
 from .memory import StepRoom, Whole, linked
+from .reporting import send_names
 from .step import BUSY, Planned, TrainingStep, name_of, running_peak, traced_step
 from .traced import TrainingBackend
 
@@ -109,6 +110,7 @@ class Planning:
             if isinstance(self.budget, Fraction) and not known:
                 log.info("%s", share_sentence(step.graph, answer.budget_bytes))
             phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
+        send_names(asked, made)
         return made
 
     def least(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:

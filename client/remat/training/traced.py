@@ -26,6 +26,7 @@ from ..planning.planner import CoordinatedPlanner
 from ..planning.quick import Better, tell_of_better
 from .job import Job
 from .memory import SelfCheck, StepPeak
+from .reporting import measured
 from .step import Planned
 
 log = logging.getLogger("remat")
@@ -113,8 +114,10 @@ class Trained(PlannedSizes):
         if self.failed:
             return self._plainly(inputs)
         check, planned = self.check, self.planned
-        if check is None or planned not in check.due or capturing():
+        if check is None or (planned not in check.due and planned not in check.untimed) or capturing():
             output = planned.run(inputs)
+        elif planned not in check.due:
+            output = check.time(planned, partial(planned.run, inputs))
         else:
             before = generators.noted()
             try:
@@ -181,7 +184,10 @@ class TrainingBackend(Backend):
         self._job, self._release = job, None if job is None else job.release
         self._settled = False  # whether all plans count the gradients of all parameters
         self._counts_gradients = counts_gradients and asking.accumulate == 1 and not asking.release_gradients
-        self.check = SelfCheck() if asking.self_check else None
+        self.check = SelfCheck(self._measured) if asking.self_check else None
+
+    def _measured(self, planned: Planned, found: StepPeak) -> None:
+        measured(self.given.here(), planned, found)
 
     @property
     def takes_parts(self) -> bool:
