@@ -100,10 +100,15 @@ def test_names_are_sent_where_the_service_stores_them(
     assert any(place.startswith("client/test_training.py:") for place in names["where"])
 
 
+@pytest.mark.parametrize(("tolerance", "contradicted"), [(0.0, True), (1e9, False)])
 def test_a_profile_that_a_step_contradicts_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tolerance: float,
+    contradicted: bool,
 ) -> None:
-    """Kernels that are said to take seconds: a warning after a few steps, and the next plan does not believe them."""
+    """By a tolerance that every step is beyond: a warning after a few steps, and the kernels' times are forgotten."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
     made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy")
     (graph,) = backend_of(made).trained
@@ -112,12 +117,12 @@ def test_a_profile_that_a_step_contradicts_is_measured_again(
     known = table.get(device, map(signature, kernels))
     assert known
     monkeypatch.setattr("remat.training.memory.SHORTEST_NS", 1)
+    monkeypatch.setattr("remat.training.memory.TIME_TOLERANCE", tolerance)
     with caplog.at_level(logging.WARNING, "remat"):
         for _ in range(1 + TIMED_STEPS):
             made(*ARGS).backward()
-    (peak,) = remat.plans_of(made).peaks.values()
-    assert ("are measured again for the next plan" in caplog.text) == peak.contradicts_profile
-    assert bool(table.get(device, known)) != peak.contradicts_profile
+    assert ("are measured again for the next plan" in caplog.text) == contradicted
+    assert table.get(device, known) == ({} if contradicted else known)
 
 
 @pytest.mark.parametrize(
