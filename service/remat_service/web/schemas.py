@@ -377,9 +377,12 @@ def refusals(*statuses: int, keyed: bool = True) -> dict[int | str, dict[str, An
     return found
 
 
-def link(operation: str, parameter: str) -> dict[str, Any]:
-    """OpenAPI's way to say that an id in this response goes into that route."""
-    return {"links": {operation: {"operationId": operation, "parameters": {parameter: "$response.body#/id"}}}}
+def asked(
+    model: type[BaseModel], operation: str, parameter: str, *statuses: int, under_way: str = "Under way."
+) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that answers at once or later, its id linked to the operation that polls for it."""
+    link = {"links": {operation: {"operationId": operation, "parameters": {parameter: "$response.body#/id"}}}}
+    return {200: link, 202: {"model": model, "description": under_way, **link}, **refusals(*statuses)}
 
 
 @cache

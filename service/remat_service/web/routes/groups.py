@@ -17,7 +17,7 @@ from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import Reader, Solver
 from ..body import Bodies, no_body
-from ..schemas import BatchDocument, SweepDocument, body, examples, link, refusals
+from ..schemas import BatchDocument, SweepDocument, asked, body, examples, refusals
 from .solves import Wait, come_back, preferred_wait
 
 router = APIRouter(tags=["groups"])
@@ -57,11 +57,7 @@ async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: flo
     "/v1/sweeps",
     summary="Plan one step at many budgets",
     response_model=SweepDocument,
-    responses={
-        200: link("get_sweep", "group_id"),
-        202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
-        **refusals(408, 409, 413, 415),
-    },
+    responses=asked(SweepDocument, "get_sweep", "group_id", 408, 409, 413, 415),
     openapi_extra=body(groups.SWEEP_REQUEST, examples()["sweep"]),
 )
 async def post_sweep(request: Request, caller: Solver) -> Response:
@@ -102,11 +98,7 @@ async def cancel_sweep(request: Request, group_id: GroupId, caller: Solver) -> R
     "/v1/max-batch",
     summary="The largest batch that fits",
     response_model=BatchDocument,
-    responses={
-        200: link("get_batch", "group_id"),
-        202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
-        **refusals(408, 409, 413, 415),
-    },
+    responses=asked(BatchDocument, "get_batch", "group_id", 408, 409, 413, 415),
     openapi_extra=body(batches.BATCH_REQUEST, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Solver) -> Response:

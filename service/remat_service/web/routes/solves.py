@@ -31,10 +31,10 @@ from ..schemas import (
     ProgressList,
     SolveList,
     TimelineDocument,
+    asked,
     body,
     examples,
     headers,
-    link,
     refusals,
 )
 
@@ -118,15 +118,9 @@ def _under_way(context: Context, request_id: str, text: bytes) -> Response:
     "",
     summary="Ask for a plan",
     response_model=AnswerDocument,
-    responses={
-        200: link("get_solve", "solve_id"),
-        202: {
-            "model": AnswerDocument,
-            "description": "Under way; poll `Location`.",
-            **link("get_solve", "solve_id"),
-        },
-        **refusals(404, 408, 409, 413, 415),
-    },
+    responses=asked(
+        AnswerDocument, "get_solve", "solve_id", 404, 408, 409, 413, 415, under_way="Under way; poll `Location`."
+    ),
     openapi_extra={
         **body(SOLVE_REQUEST, examples()["solve"]),
         "parameters": headers(
