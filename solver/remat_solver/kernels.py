@@ -23,7 +23,7 @@ from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
 from .search import Search
-from .search.temperatures import COLD, HOT
+from .search.local import COLD, HOT
 from .tags import TagSearch
 
 _POLL_S = 0.05

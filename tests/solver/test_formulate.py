@@ -25,7 +25,7 @@ from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
 from remat_solver.formulate.schedule import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
-from remat_solver.search import restarts, temperatures
+from remat_solver.search import local
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
 from solver.stops import After
@@ -192,7 +192,7 @@ def test_reordering_is_a_valid_problem_of_the_same_ops() -> None:
         assert verify(other, plan) == verify(problem, plan_of(graph, range(6)))
 
 
-@pytest.mark.parametrize("module", [array_view, plan, restarts, temperatures])
+@pytest.mark.parametrize("module", [array_view, plan, local])
 def test_the_examples_run(module: ModuleType) -> None:
     ran = doctest.testmod(module)
     assert (ran.attempted > 0, ran.failed) == (True, 0)

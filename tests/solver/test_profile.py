@@ -13,9 +13,7 @@ from numba import njit
 from drawn import examples, graphs
 from remat_ir import Graph, plan_of, replay
 from remat_ir.working_set import pinned_ops
-from remat_solver.search.layout import BUDGET, COST, OVER, Ints
-from remat_solver.search.lifetimes import runs_in
-from remat_solver.search.profile import place, remove
+from remat_solver.search.profile import BUDGET, COST, OVER, Ints, place, remove, runs_in
 from remat_solver.search.state import current, keys_of, load, profile_of, sequence_of
 
 

@@ -1,7 +1,5 @@
 """The local search: plans without proof, by annealing over sets of recomputations."""
 
-from .downwards import least_plan
-from .local import Search, polish
-from .starts import Starts
+from .local import Search, Starts, least_plan, polish
 
 __all__ = ["Search", "Starts", "least_plan", "polish"]

@@ -1,22 +1,141 @@
-"""The local search: annealing cycles over sets of recomputations, from the greedy plan, from the best, from nothing."""
+"""The local search: annealing cycles over sets of recomputations, from the greedy plan, from the best, from nothing.
+
+Temperatures are in mean op costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from remat_ir import Graph, Plan
+from remat_ir.greedy import peak_of
 
+from ..deadline import Deadline
 from ..incumbent import Incumbent
-from .anneal import anneal
-from .delivery import Delivery
-from .layout import BEST_COST, BEST_LENGTH, Ints
-from .restarts import SHORT_SLICE, SLICE, attempts, cycles
+from .moves import anneal
+from .profile import BEST_COST, BEST_LENGTH, Ints
 from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
-from .temperatures import COOL, HOT, cooling, start_of
+
+HOT, WARM, COOL, COOLEST, COLD = 2.0, 0.6, 0.1, 0.02, 0.002
+"""Where cycles from nothing start, where others start, where all end."""
+_LONG = 400
+"""Moves per op below which what a warm cycle breaks is not mended by its end."""
+
+
+def start_of(number: int, moves: int, ops: int) -> float:
+    """How hot the cycle of this number starts, given its length: long ones in turns cool, from nothing, and warm."""
+    if moves < _LONG * ops:
+        return (COOL, COOLEST)[number % 2]
+    return (COOL, HOT, WARM)[number % 3]
+
+
+def cooling(hot: float, moves: int, slice_moves: int) -> Iterator[tuple[int, float, float]]:
+    """The slices of a cycle: how many moves, and between which temperatures, the last one ending at `COLD`.
+
+    >>> [(moves, round(end, 3)) for moves, _, end in cooling(2.0, 5, 2)]
+    [(2, 0.126), (2, 0.008), (1, 0.002)]
+    """
+    for made in range(0, moves, slice_moves):
+        now = min(slice_moves, moves - made)
+        yield now, hot * (COLD / hot) ** (made / moves), hot * (COLD / hot) ** ((made + now) / moves)
+
+
+SLICE, SHORT_SLICE = 8192, 2048
+"""Moves between two looks at the clock: 10 to 100 ms; fewer while there is no schedule within the budget."""
+_FIRST_CYCLE = 8
+"""Slices in the first cycle; each later one is longer by `_GROWTH`."""
+_GROWTH = 1.3
+_LONGEST_CYCLE = 2500
+_ATTEMPT = 2 * SLICE
+
+
+def cycles() -> Iterator[int]:
+    """The lengths in moves of one cycle after the other."""
+    length = float(_FIRST_CYCLE * SLICE)
+    while True:
+        yield int(length)
+        length = min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
+
+
+def attempts() -> Iterator[int]:
+    """The lengths in moves of starts from nothing, in the ratios 1, 1, 2, 1, 1, 2, 4, … (Luby et al., 1993).
+
+    Near the least budget a start finds a schedule soon or never.
+    """
+    return (_ATTEMPT * luby(number) for number in itertools.count(1))
+
+
+def luby(number: int) -> int:
+    """The sequence 1, 1, 2, 1, 1, 2, 4, 1, … from number 1 on.
+
+    >>> [luby(number) for number in range(1, 10)]
+    [1, 1, 2, 1, 1, 2, 4, 1, 1]
+    """
+    size = 1
+    while size < number + 1:
+        size *= 2
+    return size // 2 if size == number + 1 else luby(number - size // 2 + 1)
+
+
+_SHARE = 9
+"""How many times as long as making and verifying a plan the search goes on before it delivers the next one."""
+_REST_S = 0.02
+
+
+class Finder(Protocol):
+    """What finds plans: the cost of the best one, and the plan itself."""
+
+    @property
+    def cost_ns(self) -> int | None:
+        """Of the best plan found, in ns."""
+
+    def plan(self) -> Plan | None:
+        """The best plan found."""
+
+
+class Delivery:
+    """Brings a search's plans to the incumbent, not so often that making and verifying them becomes the main work."""
+
+    def __init__(self, search: Finder, incumbent: Incumbent, source: str) -> None:
+        self.search, self.incumbent, self.source = search, incumbent, source
+        self.due = 0.0
+
+    def check(self) -> bool:
+        """Deliver if it is time to; whether the search should stop."""
+        stopped = self.incumbent.stopped()
+        while not stopped and self.incumbent.claimed_enough():
+            # all that is left is to certify a claim: the cores are for that
+            time.sleep(_REST_S)
+            stopped = self.incumbent.stopped()
+        if stopped or self.incumbent.cost_ns is None or self.incumbent.deadline.elapsed() >= self.due:
+            self.deliver()
+        return stopped or self.incumbent.stopped()
+
+    def deliver(self) -> None:
+        """Offer the best plan if the incumbent's is more expensive."""
+        cost, known = self.search.cost_ns, self.incumbent.cost_ns
+        if cost is None or (known is not None and known <= cost):
+            return
+        start = self.incumbent.deadline.elapsed()
+        plan = self.search.plan()
+        if plan is not None:
+            self.incumbent.offer(plan, self.source)
+        end = self.incumbent.deadline.elapsed()
+        self.due = end + _SHARE * (end - start)
+
+    def cheaper(self) -> Plan | None:
+        """The incumbent's plan where it costs less than the search's."""
+        plan, cost, own = self.incumbent.plan, self.incumbent.cost_ns, self.search.cost_ns
+        return plan if isinstance(plan, Plan) and cost is not None and (own is None or cost < own) else None
+
 
 _POOL = 3
 _PRESSURE = 100.0
-"""Factor on the price of memory while there is no schedule within the budget: by trial on budgets near the least."""
+"""Factor on the penalty weight of memory while there is no schedule within the budget: by trial on budgets near the least."""
 
 
 class Search:
@@ -95,12 +214,12 @@ class Search:
         return False
 
     def cool(self, moves: int, hot: float, each: Callable[[], bool]) -> bool:
-        """Anneal once at the usual price of memory, whatever it has risen to; whether `each` ended it."""
+        """Anneal once at the usual penalty weight, whatever it has risen to; whether `each` ended it."""
         self._weight = self._usual_weight
         return self.cycle(moves, hot, each)
 
     def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
-        """Look for a first schedule within the budget, at a high price of memory; whether there is one.
+        """Look for a first schedule within the budget, at a high penalty weight; whether there is one.
 
         Starts from nothing again and again; `each` is called after every slice and ends it by True.
         """
@@ -118,7 +237,7 @@ class Search:
         return self.cost_ns is not None
 
     def tighten(self, sequence: Sequence[int], moves: int, stop: Callable[[], bool]) -> Plan | None:
-        """A plan within the budget by one cool cycle from one that exceeds it, at a high price of memory, if found."""
+        """A plan within the budget by one cool cycle from one that exceeds it, at a high penalty weight, if found."""
         if not self.adopt(sequence):
             return None
         self._weight = _PRESSURE * self._usual_weight
@@ -190,3 +309,70 @@ def polish(
     before = search.cost_ns
     search.cycle(moves, COOL, stop)
     return None if search.cost_ns == before else search.sequence()
+
+
+_FIRST_STEP, _LARGEST_STEP, _LAST_STEP = 0.95, 0.9, 0.999
+"""By what the peak is multiplied first and at most; the step is made smaller at each failure, until it is the last."""
+_SMALLER, _LARGER = 0.7, 1.2
+"""Factors on what a step takes off, after a failure and after a success."""
+_MOVES_PER_OP, _LEAST_MOVES, _ROUNDS = 16, 1024, 3
+"""Moves of an attempt in the first round; in each later one there are four times as many."""
+
+
+def least_plan(
+    graph: Graph, low: int, plan: Plan, deadline: Deadline, stopped: Callable[[], bool], seed: int = 0
+) -> Plan:
+    """The plan of the least peak found, starting from a known one; `low` bytes, fixed ones included, are enough.
+
+    Steps go down from the smallest peak that is known, each from its plan: most that succeed do so at once.
+    """
+    peak, tried = peak_of(graph, plan), 0
+    for round_ in range(_ROUNDS):
+        moves, step = max(_LEAST_MOVES, _MOVES_PER_OP * graph.ops) << 2 * round_, _FIRST_STEP
+        while low < peak and step < _LAST_STEP and not deadline.passed() and not stopped():
+            search = Search(graph, max(low, min(peak - 1, int(peak * step))), seed + tried)
+            better = search.tighten(plan.computes, moves, lambda: deadline.passed() or stopped())
+            tried += 1
+            if better is None:
+                step = 1 - _SMALLER * (1 - step)
+            else:
+                plan, peak = better, peak_of(graph, better)
+                step = max(_LARGEST_STEP, 1 - _LARGER * (1 - step))
+    return plan
+
+
+_STARTS_KEPT = 4
+_START_MOVES = 8 * SLICE
+"""Moves of one cycle: where a few short ones lead differs more than where a long one does."""
+
+
+class Starts:
+    """A search that makes short cool cycles from the last few sequences of relaxations, in turn, the newest first.
+
+    Any thread may add a sequence; one thread runs the search.
+    """
+
+    def __init__(self, incumbent: Incumbent, seed: int) -> None:
+        self._incumbent, self._seed = incumbent, seed
+        self._recent: deque[Sequence[int]] = deque(maxlen=_STARTS_KEPT)
+        self._new = 0
+        self._search: Search | None = None
+
+    def add(self, sequence: Sequence[int]) -> None:
+        """Take a sequence, which is the next one; the oldest is forgotten."""
+        self._recent.appendleft(sequence)
+        self._new = 0
+
+    def run(self, moves: int) -> None:
+        """Go on until so many moves have been made since the first call, where there are starts at all."""
+        problem = self._incumbent.problem
+        while self._recent:
+            search = self._search = self._search or Search(problem.graph, problem.budget_bytes, self._seed)
+            if search.moves >= moves:
+                return
+            start = self._recent[self._new % len(self._recent)]
+            self._new += 1
+            delivery = Delivery(search, self._incumbent, "search")
+            if not search.adopt(start) or search.cool(_START_MOVES, (COOL, COOLEST)[self._new % 2], delivery.check):
+                return
+            delivery.deliver()

@@ -1,4 +1,4 @@
-"""Moves of the local search on a profile, compiled.
+"""Moves of the local search on a profile, and simulated annealing by them, compiled.
 
 A move is a list of placements and removals, noted in a journal so that it can be taken back. Whatever a move does, the
 result is a schedule; what it costs and how far it exceeds the budget is in the profile's registers.
@@ -6,15 +6,19 @@ result is a schedule; what it costs and how far it exceeds the budget is in the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from .layout import (
+from .profile import (
     BEST_AT,
+    BEST_COST,
     BLOCK,
     BLOCK_COLUMNS,
     BLOCKS,
     BLOCKS_AT,
     BUDGET,
+    COST,
     COUNT,
     EXTRAS,
     EXTRAS_AT,
@@ -38,26 +42,22 @@ from .layout import (
     VALUES_AT,
     Ints,
     N,
+    compiled,
+    first_use,
+    has_room,
     inner,
     int64,
-)
-from .lifetimes import (
-    first_use,
     last_use,
+    locate,
     nth_stage,
+    place,
+    rank,
+    refresh,
+    remove,
     runs_in,
     stage_index,
 )
-from .memory import (
-    locate,
-    rank,
-    refresh,
-)
-from .profile import (
-    has_room,
-    place,
-    remove,
-)
+from .state import note_best
 
 _DEPTH = 40
 _LARGEST_CLEARED = 256
@@ -357,3 +357,41 @@ def move(m: Ints, pool: int) -> None:
         _clear_stage(m, stage)
     else:
         _add_at_use(m)
+
+
+_WINDOW = 2000
+
+
+@compiled
+def anneal(m: Ints, weight: float, hot: float, cold: float, moves: int, pool: int) -> tuple[float, int]:
+    """Make so many moves while the temperature falls from `hot` to `cold` ns; notes the best schedule in the profile.
+
+    The objective is cost + `weight` · Σ over keys of the bytes above the budget. The weight adapts so that the search
+    is within the budget for 20 to 60 % of its time. Returns the weight as it ends, and how many moves were kept.
+    """
+    kept, over_count = 0, 0
+    ratio = math.log(cold / hot) / moves
+    temperature = hot
+    for number in range(moves):
+        if number & 63 == 0:
+            temperature = hot * math.exp(ratio * number)
+        cost, over = m[COST], m[OVER]
+        move(m, pool)
+        if m[JOURNAL] > 0:
+            worse = (m[COST] - cost) + weight * (m[OVER] - over)
+            if worse <= 0 or chance(m) < math.exp(-worse / temperature):
+                kept += 1
+                m[JOURNAL] = 0
+                if m[OVER] == 0 and m[COST] < m[BEST_COST]:
+                    note_best(m)
+            else:
+                undo(m)
+        if m[OVER] > 0:
+            over_count += 1
+        if number % _WINDOW == _WINDOW - 1:
+            if over_count > 0.8 * _WINDOW:
+                weight *= 1.15
+            elif over_count < 0.4 * _WINDOW:
+                weight /= 1.15
+            over_count = 0
+    return weight, kept

@@ -8,7 +8,7 @@ import numpy as np
 
 from remat_ir import Graph, Plan, plan_of
 
-from .layout import (
+from .profile import (
     BEST_AT,
     BEST_COST,
     BEST_LENGTH,
@@ -58,12 +58,8 @@ from .layout import (
     N,
     compiled,
     inner,
-)
-from .lifetimes import (
     last_use,
     nth_stage,
-)
-from .memory import (
     refresh,
 )
 
