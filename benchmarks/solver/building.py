@@ -58,7 +58,7 @@ def _tight(problem: Problem) -> Program:
 def _staged(problem: Problem) -> Program:
     view = view_of(problem)
     last = view.ops - 1
-    first = min(max(0, view.roomy - 1), last)
+    first = min(max(0, view.tight_from - 1), last)
     cuts = {first + (last - first) * c // _CUTS for c in range(_CUTS + 1)}
     return write(view, Rows(cuts), scale_of(view)).program
 

@@ -100,7 +100,7 @@ class ArrayView:
         return _uses(self)
 
     @cached_property
-    def roomy(self) -> int:
+    def tight_from(self) -> int:
         """The first op at whose first computation not everything of use can have been kept; n if there is none.
 
         Up to there every value can be held for as long as it is of use, so no plan needs a recomputation.

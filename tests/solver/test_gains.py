@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_solver.staged.gains import Gains
+from remat_solver.staged.refinement import Gains
 
 tables = st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=300)
 

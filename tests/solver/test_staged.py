@@ -32,9 +32,9 @@ from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
-from remat_solver.staged.primal import in_order, point
 from remat_solver.staged.prove import Proof
 from remat_solver.staged.refinement import ProofOptions
+from remat_solver.staged.relaxation import in_order, point
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
 from remat_solver.trace import trace
@@ -104,11 +104,11 @@ def test_switches_change_the_pace_and_not_the_optimum(engine: Engine, switches: 
 def test_a_cut_more_never_lowers_the_linear_bound(engine: Engine, problem: Problem, cuts: list[int]) -> None:
     assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)
     view = view_of(problem)
-    assume(view.roomy < view.ops)
+    assume(view.tight_from < view.ops)
     scale = scale_of(view)
     best = optimum(problem, FIXED_ORDER).cost_ns
     last = view.ops - 1
-    rows = Rows({min(max(0, view.roomy - 1), last), last})
+    rows = Rows({min(max(0, view.tight_from - 1), last), last})
     reached = 0.0
     for cut in [*(cut for cut in cuts if cut < last and cut not in rows.cuts), None]:
         program = write(view, rows, scale).program
@@ -136,7 +136,7 @@ def test_charged_recomputations_exclude_no_plan(engine: Engine, data: st.DataObj
     view = view_of(Problem(graph, plain_peak(graph) + sum(graph.value_bytes)))
     run = trace(view, sequence)
     view = view_of(Problem(graph, run.peak + graph.fixed_bytes))
-    rows = Rows(cuts, reruns={cut: set(range(graph.ops)) for cut in cuts})
+    rows = Rows(cuts, recomputations={cut: set(range(graph.ops)) for cut in cuts})
     written = write(view, rows, scale_of(view))
     assume(written.program.columns)
     x = point(view, written.columns, run)
@@ -151,7 +151,7 @@ def test_the_spans_are_why(engine: Engine) -> None:
     view = view_of(Problem(graph, budget_at(graph, 0.2)))
     last, bounds = view.ops - 1, {}
     for nested in (False, True):
-        rows = Rows({view.roomy - 1, last})
+        rows = Rows({view.tight_from - 1, last})
         reached: list[float] = []
         for cut in (181, 313, 305, 335, 210, None):
             program = write(view, rows, scale_of(view), nested=nested).program
@@ -226,7 +226,7 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
         for problem in little_problems(seed, 7, budgets=3):
             plan = optimum(problem, FIXED_ORDER).plan
             view = view_of(problem)
-            if plan is None or view.roomy == view.ops:
+            if plan is None or view.tight_from == view.ops:
                 continue
             run = trace(view, plan.computes)
             if run.peak > view.capacity:

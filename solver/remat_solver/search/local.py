@@ -135,7 +135,7 @@ class Delivery:
 
 _POOL = 3
 _PRESSURE = 100.0
-"""Factor on the penalty weight of memory while there is no schedule within the budget: by trial on budgets near the least."""
+"""Factor on the penalty weight while there is no schedule within the budget: by trial on budgets near the least."""
 
 
 class Search:

@@ -22,9 +22,8 @@ from ..backends import Engine
 from ..deadline import Deadline, TimeUp
 from ..program import Builder, Floats, Program, Term
 from ..trace import Trace, trace
-from .primal import primal_heuristic
-from .relaxation import Columns, relax
-from .reruns import Reruns, add_reruns, add_to, violated_reruns
+from .relaxation import Columns, primal_heuristic, relax
+from .rows import Recomputations, add_recomputations, add_to, violated_recomputations
 from .scale import Scale, balance_of, balanced, scale_of
 
 _LOOSE = 0.1
@@ -42,9 +41,9 @@ class LeastProof:
         self._view: ArrayView = view_of(Problem(graph, max(low, known - 1)))
         self._bare: ArrayView = replace(self._view, capacity=0)
         self._scale: Scale = scale_of(self._view)
-        roomy, last = self._view.roomy, self._view.ops - 1
-        self._cuts = {min(max(0, roomy - 1), last), last}
-        self._reruns: Reruns = {}
+        tight_from, last = self._view.tight_from, self._view.ops - 1
+        self._cuts = {min(max(0, tight_from - 1), last), last}
+        self._recomputations: Recomputations = {}
         sizes = np.concatenate((self._view.size, self._view.workspace))
         self._exact = not (sizes % self._scale.bytes).any()
         self._weight = 1.0
@@ -92,7 +91,7 @@ class LeastProof:
         budget = builder.variables(1, cost=1.0, lower=float(low), upper=float(max(low, high)))
         lent = (Term(0, budget, -1.0),)
         columns = relax(self._bare, tuple(sorted(self._cuts)), self._scale, builder, lent)
-        add_reruns(self._bare, columns, self._reruns, builder, self._scale, lent)
+        add_recomputations(self._bare, columns, self._recomputations, builder, self._scale, lent)
         program = builder.program()
         cost = np.zeros(program.columns)
         runs = np.concatenate([run[run >= 0] for run in columns.runs])
@@ -117,7 +116,7 @@ class LeastProof:
         """Cut where the sequence exceeds the solution's own b most; False where all that can be is told apart."""
         capacity = max(self.low - self.graph.fixed_bytes, round(float(x[0])) * self._scale.bytes)
         view = replace(self._view, capacity=capacity)
-        new = add_to(self._reruns, violated_reruns(view, columns, x))
+        new = add_to(self._recomputations, violated_recomputations(view, columns, x))
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= capacity:
                 break
