@@ -23,7 +23,7 @@ from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
-from remat_solver.formulate.schedule import matrices_of, stages
+from remat_solver.formulate.formulation import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
 from remat_solver.search import local
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum

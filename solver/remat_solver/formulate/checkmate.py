@@ -25,18 +25,8 @@ import numpy as np
 from ..array_view import ArrayView, Ids
 from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term
-from .columns import (
-    Columns,
-    add_keeping_needs_computing,
-    add_retention,
-    filled,
-    made_bytes,
-    picked,
-    room,
-    stage_columns,
-)
-from .formulation import Formulation, cost_units
-from .schedule import Matrices, Stages, recomputable, stages
+from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
+from .rows import Columns, add_keeping_needs_computing, add_retention, filled, made_bytes, picked, room, stage_columns
 
 
 def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:

@@ -11,7 +11,7 @@ from ..array_view import view_of
 from ..backends import Engine, Improvement
 from ..deadline import TimeUp
 from ..formulate import any_order, entries, reordered
-from ..formulate.order import OrderFormulation
+from ..formulate.tight import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
 from .fallback import Spare

@@ -1,0 +1,371 @@
+"""The columns and rows that stage programs are made of: R, S and K, the room for memory, the rows of retention.
+
+In tight programs the A variables say which value stays resident from one event of a stage to the next; U goes from slot
+to slot, and the memory of first computations stands there once more as knapsacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..array_view import ArrayView, Ids
+from ..program import Booleans, Builder, Floats, Term
+from .formulation import Matrices, Stages
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Column indices, −1 where there is no such variable: there it is 0.
+
+    Attributes:
+        compute: [stages, ops] R: the op runs in the stage.
+        retain: [stages + 1, values] S: the value is resident when the stage begins. The last row, after all stages, is
+            empty: what must stay to the end is a constant.
+        keep: [stages, values] K: the stage's computation keeps this optional value.
+        made: [stages, values] the column by which the stage makes the value: K of an optional value, else R of its op.
+    """
+
+    compute: Ids
+    retain: Ids
+    keep: Ids
+    made: Ids
+
+
+def stage_columns(
+    builder: Builder,
+    view: ArrayView,
+    stage_of: Stages,
+    *,
+    cost: Floats,
+    runs: Booleans,
+    retains: Booleans,
+    keeps: Booleans,
+    holds: Booleans | None = None,
+) -> Columns:
+    """Add the binaries R, S and K where the masks allow them.
+
+    (1a) minimises the cost of R. (1d) fixes R of a stage's frontier to 1. `holds` marks the S that are known to be 1.
+    """
+    first = (np.arange(view.ops) == stage_of.frontier[:, None]) & stage_of.advances[:, None]
+    stage, op = np.nonzero(runs)
+    compute = _placed(runs, builder.variables(len(op), cost=cost[op], lower=first[stage, op]))
+    sure = np.zeros(int(retains.sum())) if holds is None else holds[retains]
+    retain = _placed(retains, builder.variables(int(retains.sum()), lower=sure))
+    keep = _placed(keeps, builder.variables(int(keeps.sum())))
+    made = np.where(view.optional, keep, compute[:, view.maker]) if view.values else keep
+    return Columns(compute, retain, keep, made)
+
+
+def _placed(mask: Booleans, columns: Ids) -> Ids:
+    placed = np.full(mask.shape, -1, dtype=np.int64)
+    placed[mask] = columns
+    return placed
+
+
+def picked(row: ArrayLike, column: NDArray[Any], value: ArrayLike = 1.0) -> Term:
+    """A term without the entries that have no column."""
+    rows, columns, values = np.broadcast_arrays(np.asarray(row), column, np.asarray(value, dtype=np.float64))
+    there = columns >= 0
+    return Term(rows[there], columns[there], values[there])
+
+
+def add_keeping_needs_computing(builder: Builder, columns: Columns, view: ArrayView) -> None:
+    """K[s,v] ≤ R[s,maker(v)]: a value is kept only from a computation that takes place."""
+    stage, value = np.nonzero(columns.keep >= 0)
+    each = np.arange(len(stage))
+    op = columns.compute[stage, view.maker[value]]
+    builder.add_rows(
+        len(stage), [Term(each, columns.keep[stage, value]), picked(each, op, -1.0)], upper=np.zeros(len(stage))
+    )
+
+
+def add_retention(builder: Builder, columns: Columns, which: Booleans | None = None) -> None:
+    """(1c): S[s+1,v] ≤ MADE[s,v] + S[s,v]: what is retained was made in the stage before, or retained into it.
+
+    `which`: [stages, values] where the row is wanted; everywhere if None.
+    """
+    wanted = columns.retain[1:] >= 0
+    stage, value = np.nonzero(wanted if which is None else wanted & which)
+    each = np.arange(len(stage))
+    builder.add_rows(
+        len(stage),
+        [
+            Term(each, columns.retain[stage + 1, value]),
+            picked(each, columns.made[stage, value], -1.0),
+            picked(each, columns.retain[stage, value], -1.0),
+        ],
+        upper=np.zeros(len(stage)),
+    )
+
+
+def room(view: ArrayView, stage_of: Stages) -> tuple[Floats, float]:
+    """[stages, ops] what is left of the budget for values that are a choice, and the unit of memory in bytes.
+
+    Taken off: fixed bytes, and the values that stay to the end, once they are made. They are a constant: the op that
+    makes them runs once, at its first computation, before which none of them is there. The unit is the budget without
+    fixed bytes, so memory rows have right-hand sides near 1.
+    """
+    kept_bytes = np.bincount(view.maker, view.size * view.kept, minlength=view.ops)
+    before = np.concatenate(([0.0], np.cumsum(kept_bytes)))
+    held = before[stage_of.frontier][:, None] + np.where(
+        np.arange(view.ops) == stage_of.frontier[:, None], kept_bytes, 0.0
+    )
+    free = view.capacity
+    unit = float(max(free, 1))
+    return (free - held) / unit, unit
+
+
+def filled(columns: Columns, view: ArrayView, matrices: Matrices, count: int) -> Floats:
+    """[columns] a start with R, S and K set from a plan's matrices, the rest 0."""
+    x = np.zeros(count)
+    for placed, values in (
+        (columns.compute, matrices.computed),
+        (columns.retain, matrices.retained),
+        (columns.keep, matrices.made),
+    ):
+        there = placed >= 0
+        x[placed[there]] = values[there]
+    return x
+
+
+def made_bytes(view: ArrayView, matrices: Matrices) -> Floats:
+    """[stages, values] bytes that a stage's computation adds while its op runs: kept values not counted."""
+    produced = matrices.computed[:, view.maker] & ~view.kept & (~view.optional | matrices.made)
+    return np.asarray(produced * view.size)
+
+
+_POLL = 64
+"""Uses between two looks at the clock."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residency:
+    """The A columns and how the uses of a value follow each other within each stage.
+
+    Attributes:
+        column: [stages, uses] the column of A, −1 where the op does not run.
+        after: [stages, uses] the column that tells whether the value is resident after the use: A of its next use in
+            the stage, else S of the next stage, else −1.
+        begins: [stages, values] the same for the time after the value's computation.
+        first: [stages, values] the value's first use in the stage, or −1.
+        last: [stages, values] its last use there, or −1.
+    """
+
+    column: Ids
+    after: Ids
+    begins: Ids
+    first: Ids
+    last: Ids
+
+
+def add_residency(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> Residency:
+    """Add the A columns and all rows that say how residency begins, goes on and ends."""
+    held = residency_columns(builder, columns, view, stage_of)
+    add_uses_of_residency(builder, columns, view, held)
+    add_start_of_residency(builder, columns, view, held)
+    add_residency_chain(builder, view, held)
+    # (1c) for values without a use in the stage; for the others it follows from the chain
+    add_retention(builder, columns, held.first < 0)
+    add_keeping_needs_computing(builder, columns, view)
+    return held
+
+
+def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> Residency:
+    """Add A[s,e] for each use by an op that may run in the stage; 1 where it must."""
+    op_runs = columns.compute[:, view.uses.op]
+    there = op_runs >= 0
+    sure = (view.uses.op == stage_of.frontier[:, None]) & stage_of.advances[:, None]
+    column = np.full(there.shape, -1, dtype=np.int64)
+    column[there] = builder.variables(int(there.sum()), lower=sure[there], integer=False)
+    count = len(there)
+    next_retained = columns.retain[1:]
+    after = np.full(there.shape, -1, dtype=np.int64)
+    begins = next_retained.copy()
+    first = np.full((count, view.values), -1, dtype=np.int64)
+    last = np.full((count, view.values), -1, dtype=np.int64)
+    # from the last use of a value to its first: `begins` holds what is known of the time after the use before
+    for use in range(view.uses.count - 1, -1, -1):
+        if not use % _POLL:
+            builder.look()
+        value = view.uses.value[use]
+        runs = there[:, use]
+        after[:, use] = begins[:, value]
+        begins[runs, value] = column[runs, use]
+        last[runs & (first[:, value] < 0), value] = use
+        first[runs, value] = use
+    return Residency(column, after, begins, first, last)
+
+
+def add_uses_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
+    """R[s,k] ≤ A[s,(v,k)]: an op that runs has its inputs resident; (1b) follows with the start of residency."""
+    stage, use = np.nonzero(held.column >= 0)
+    each = np.arange(len(use))
+    builder.add_rows(
+        len(use),
+        [Term(each, columns.compute[stage, view.uses.op[use]]), Term(each, held.column[stage, use], -1.0)],
+        upper=np.zeros(len(use)),
+    )
+
+
+def add_start_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
+    """A[s,first use of v] ≤ MADE[s,v] + S[s,v]: residency begins by computation or by retention.
+
+    All readers of v have larger indices than its maker, and a stage runs in index order: so a stage that makes v makes
+    it before its first use there.
+    """
+    stage, value = np.nonzero(held.first >= 0)
+    each = np.arange(len(value))
+    builder.add_rows(
+        len(value),
+        [
+            Term(each, held.column[stage, held.first[stage, value]]),
+            picked(each, columns.made[stage, value], -1.0),
+            picked(each, columns.retain[stage, value], -1.0),
+        ],
+        upper=np.zeros(len(value)),
+    )
+
+
+def add_residency_chain(builder: Builder, view: ArrayView, held: Residency) -> None:
+    """A[s,next e] ≤ A[s,e], and S[s+1,v] ≤ A[s,last e]: what is there later in the stage was there all along.
+
+    Within a stage a value is made once at most, before its uses, so it cannot come back.
+    """
+    stage, use = np.nonzero((held.column >= 0) & (held.after >= 0))
+    each = np.arange(len(use))
+    builder.add_rows(
+        len(use),
+        [Term(each, held.after[stage, use]), Term(each, held.column[stage, use], -1.0)],
+        upper=np.zeros(len(use)),
+    )
+
+
+def residents(view: ArrayView, matrices: Matrices) -> Booleans:
+    """[stages, uses] A of a plan's matrices: this use or a later event of the stage needs the value."""
+    after = matrices.retained[1:]
+    present = matrices.computed[:, view.uses.op].copy()
+    for use in range(view.uses.count - 1, -1, -1):
+        follower = view.uses.next[use]
+        present[:, use] |= after[:, view.uses.value[use]] if follower < 0 else present[:, follower]
+    return present
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The U columns, [slots] in stage and op order, and the change of memory at each slot as (slot, column, weight)."""
+
+    column: Ids
+    begins_stage: Booleans
+    changes: tuple[Term, ...]
+
+    def fill(self, x: Floats) -> None:
+        """Set U in a start whose other columns are set."""
+        change = np.zeros(len(self.column))
+        for term in self.changes:
+            np.add.at(change, np.asarray(term.row), x[np.asarray(term.column)] * np.asarray(term.value))
+        total = np.cumsum(change)
+        starts = np.flatnonzero(self.begins_stage)
+        before = np.where(starts > 0, total[starts - 1], 0.0)
+        x[self.column] = total - np.repeat(before, np.diff([*starts, len(total)]))
+
+
+def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages, held: Residency) -> Memory:
+    """(8) at each slot (s,k) where op k may run: U[s,k] + workspace · R[s,k] ≤ room, in units of the room.
+
+    U is written as changes from slot to slot, which keeps rows short. Until its maker's index has passed, a value
+    counts S[s,v]; while its maker runs, MADE[s,v] too; then `begins` (A of its first use, or S[s+1,v]); after each use
+    `after`. At a slot whose op does not run this is no more than what the op before left behind, so the rows of idle
+    slots cut off nothing.
+    """
+    left, unit = room(view, stage_of)
+    weight, workspace = view.size / unit, view.workspace / unit
+    stage, op = np.nonzero(columns.compute >= 0)
+    slots = len(op)
+    slot = np.full(columns.compute.shape, -1, dtype=np.int64)
+    slot[stage, op] = np.arange(slots)
+    following = _following(slot)
+    begins_stage = np.concatenate(([True], stage[1:] != stage[:-1])) if slots else np.zeros(0, dtype=np.bool_)
+    first_slot = np.zeros(stage_of.count, dtype=np.int64)
+    first_slot[stage[begins_stage]] = np.flatnonzero(begins_stage)
+    charged = ~view.kept
+    retain_stage, retained = np.nonzero(columns.retain[:-1] >= 0)
+    made_stage, made = np.nonzero((columns.made >= 0) & charged)
+    passed = following[:, view.maker]  # the first slot after a value's maker
+    turn_stage, turn = np.nonzero((passed >= 0) & charged)
+    turn_slot = passed[turn_stage, turn]
+    used = np.where(held.column >= 0, following[:, view.uses.op], -1)
+    use_stage, use = np.nonzero(used >= 0)
+    use_slot, use_weight = used[use_stage, use], weight[view.uses.value[use]]
+    changes = (
+        Term(first_slot[retain_stage], columns.retain[retain_stage, retained], weight[retained]),
+        Term(slot[made_stage, view.maker[made]], columns.made[made_stage, made], weight[made]),
+        picked(turn_slot, held.begins[turn_stage, turn], weight[turn]),
+        picked(turn_slot, columns.made[turn_stage, turn], -weight[turn]),
+        picked(turn_slot, columns.retain[turn_stage, turn], -weight[turn]),
+        picked(use_slot, held.after[use_stage, use], use_weight),
+        Term(use_slot, held.column[use_stage, use], -use_weight),
+    )
+    limit = left[stage, op]
+    first = builder.lower_of(columns.compute[stage, op]) > 0
+    column = builder.variables(slots, upper=np.where(first, limit - workspace[op], limit), integer=False)
+    each, rest = np.arange(slots), np.flatnonzero(~begins_stage)
+    zero = np.zeros(slots)
+    negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)
+    builder.add_rows(slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=zero, upper=zero)
+    busy = np.flatnonzero(~first & (workspace[op] > 0))
+    each = np.arange(len(busy))
+    builder.add_rows(
+        len(busy),
+        [Term(each, column[busy]), Term(each, columns.compute[stage[busy], op[busy]], workspace[op[busy]])],
+        upper=limit[busy],
+    )
+    return Memory(column, begins_stage, changes)
+
+
+def completed(
+    columns: Columns, held: Residency, memory: Memory, view: ArrayView, matrices: Matrices, count: int
+) -> Floats:
+    """[columns] a start with R, S, K, A and U from a plan's matrices."""
+    x, there = filled(columns, view, matrices, count), held.column >= 0
+    x[held.column[there]] = residents(view, matrices)[there]
+    memory.fill(x)
+    return x
+
+
+def _following(slot: Ids) -> Ids:
+    """[stages, ops] the first slot of the stage after each op, or −1."""
+    following = np.full(slot.shape, -1, dtype=np.int64)
+    for op in range(slot.shape[1] - 2, -1, -1):
+        following[:, op] = np.where(slot[:, op + 1] >= 0, slot[:, op + 1], following[:, op + 1])
+    return following
+
+
+def add_frontier_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> None:
+    """Memory at slot (t,t): inputs and outputs of t, and what is retained next to them, S[s+1,v] ≤ room, as a knapsack.
+
+    It repeats what U says there: at its first computation, op t is the last of its stage, so what is resident next to
+    its inputs is what the next stage retains.
+    """
+    left, unit = room(view, stage_of)
+    weight = view.size / unit
+    stage = np.flatnonzero(stage_of.advances)
+    op = stage_of.frontier[stage]
+    reads = np.zeros((view.ops, view.values), dtype=np.bool_)
+    reads[view.uses.op, view.uses.value] = True
+    beside = (columns.retain[stage + 1] >= 0) & ~reads[op] & (view.maker != op[:, None])
+    makes = (columns.made[stage] >= 0) & (view.maker == op[:, None]) & ~view.kept
+    row, value = np.nonzero(beside)
+    made_row, made = np.nonzero(makes)
+    inputs = reads[op] @ weight
+    builder.add_rows(
+        len(stage),
+        [
+            Term(row, columns.retain[stage[row] + 1, value], weight[value]),
+            Term(made_row, columns.made[stage[made_row], made], weight[made]),
+        ],
+        upper=left[stage, op] - inputs - view.workspace[op] / unit,
+    )
