@@ -26,7 +26,7 @@ from benchmarks.harness.table import head, row
 from remat_ir import Chain, InvalidPlan, Problem, budget_at, verify
 from remat_solver import solve
 from remat_solver.chain import Table
-from remat_solver.chain.needs import Needs
+from remat_solver.chain.table import Needs
 from remat_solver.offload import OffloadTable, fluid_makespan
 
 Made = TypeVar("Made")

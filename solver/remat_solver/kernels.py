@@ -16,9 +16,8 @@ import numpy as np
 from remat_ir import Chain, graph_of
 
 from . import _numba
-from .blocks.kernel import fill as fill_blocks
-from .chain.needs import Least
-from .chain.table import Table
+from .blocks.table import fill as fill_blocks
+from .chain.table import Least, Table
 from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable

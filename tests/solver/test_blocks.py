@@ -16,9 +16,8 @@ from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.array_view import view_of
 from remat_solver.blocks import Run, block_of, joined, menus_of, plans_by_blocks, runs_of, segments_of
-from remat_solver.blocks.kernel import NEVER
 from remat_solver.blocks.plans import sequence_of
-from remat_solver.blocks.table import BlockTable
+from remat_solver.blocks.table import NEVER, BlockTable
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading

@@ -15,7 +15,7 @@ from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
 from remat_solver.offload import OffloadTable, fluid_makespan, makespan_bound, repaired_plan, tensor_plan
-from remat_solver.offload.schedule import moved_bytes
+from remat_solver.offload.fluid import moved_bytes
 from solver.chain_brute import best_cost
 from solver.offload_brute import all_schedules
 

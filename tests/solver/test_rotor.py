@@ -16,10 +16,9 @@ from drawn import examples
 from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
 from remat_solver.chain import Least, RotorOptions, Table, linear_network, rotor
-from remat_solver.chain import needs as needs_module
 from remat_solver.chain import table as table_module
-from remat_solver.chain.kernel import spans
 from remat_solver.chain.persistent import Persistent
+from remat_solver.chain.table import spans
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost
@@ -232,7 +231,7 @@ def test_a_table_is_the_same_however_often_the_clock_is_looked_at(monkeypatch: p
     whole, least, seldom = Table(chain, budget, 150, rounding="nearest"), Least(chain), After()
     Table(chain, budget, 150, rounding="nearest", stop=seldom)
     monkeypatch.setattr(table_module, "_SUMS", 1)
-    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     often = After()
     table = Table(chain, budget, 150, rounding="nearest", stop=often)
     assert often.polls >= 20 * seldom.polls
@@ -243,7 +242,7 @@ def test_a_table_is_the_same_however_often_the_clock_is_looked_at(monkeypatch: p
 def test_the_tables_of_a_chain_stop_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is filled after the first look that says stop."""
     monkeypatch.setattr(table_module, "_SUMS", 1)
-    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     chain = long_chain(24, 3)
     for most in (0, 1, 20):
         stop = After(most)
@@ -260,7 +259,7 @@ def test_the_tables_of_a_chain_stop_where_they_are_told_to(monkeypatch: pytest.M
 def test_a_cancelled_rotor_offers_what_it_has(polls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the table of least peaks is full that is nothing; after it, the plan of the least peak."""
     monkeypatch.setattr(table_module, "_SUMS", 1)
-    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     chain, cancelled = long_chain(24, 3), After(polls)
     incumbent = Incumbent(Problem(chain, budget_at(chain, 0.5)), Deadline(None), cancelled=cancelled)
     rotor(incumbent, RotorOptions())

@@ -15,17 +15,16 @@ from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_pe
 from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.baselines.shape import articulation_points
-from remat_solver.blocks.repeats import joined
-from remat_solver.blocks.segments import segments_of
+from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.join import JoinTable
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.methods.least import narrowed
 from remat_solver.offload.bound import makespan_bound
-from remat_solver.offload.schedule import Schedule
+from remat_solver.offload.fluid import Schedule
+from remat_solver.offload.method import repaired_plan
 from remat_solver.offload.table import OffloadTable
-from remat_solver.offload.tensors import repaired_plan
 from remat_solver.pairs import pair_table
 from remat_solver.staged.least import LeastProof
 from remat_solver.staged.prove import Proof

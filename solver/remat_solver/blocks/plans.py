@@ -11,12 +11,8 @@ from ..array_view import ArrayView, view_of
 from ..deadline import TimeUp
 from ..incumbent import Incumbent
 from ..trace import Trace, trace
-from .block import Block
-from .kernel import NEVER
-from .menu import Menu, menu_of
-from .repeats import joined
-from .segments import Segments, segments_of
-from .table import BlockTable, Item
+from .segments import Block, Segments, joined, segments_of
+from .table import NEVER, BlockTable, Item, Menu, menu_of
 
 MOST_SEGMENTS = 200
 """More are joined, so that the program takes about a second and 40 MB."""

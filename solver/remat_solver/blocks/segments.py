@@ -1,14 +1,19 @@
-"""Where a training graph is narrow: its forward pass cut into segments, each with its part of the backward pass."""
+"""Where a training graph is narrow: its forward pass cut into segments, each with its part of the backward pass.
+
+A segment is a block, a graph of its own, by which equal segments are recognised, and runs of them joined.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from remat_ir import Graph
 
-_LONG_LIVED = 0.3
-"""Share of the forward ops that a value may outlive before it no longer counts against a cut: masks, positions."""
+from ..chain.network import LONG_LIVED, stage_of
+from ..deadline import look, never
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Segments:
         """[L] the values that forward ops of later segments read of this one or of earlier ones; the last is empty."""
         graph, last = self.graph, self.ends[-1]
         found: list[list[int]] = [[] for _ in self.ends]
-        place = segment_of(self.ends)
+        place = stage_of(self.ends)
         for value, op in enumerate(graph.value_op):
             if op > last:
                 break
@@ -53,14 +58,6 @@ class Segments:
                 for segment in range(place[op], place[readers[-1]]):
                     found[segment].append(value)
         return tuple(map(tuple, found))
-
-
-def segment_of(ends: tuple[int, ...]) -> list[int]:
-    """[ends[-1] + 1] the segment of each forward op."""
-    place: list[int] = []
-    for segment, end in enumerate(ends):
-        place += [segment] * (end + 1 - len(place))
-    return place
 
 
 def segments_of(graph: Graph) -> Segments | None:
@@ -77,7 +74,7 @@ def segments_of(graph: Graph) -> Segments | None:
         if op >= split:
             break
         last = max((user for user in graph.users[value] if user < split), default=op)
-        if op < last <= op + max(8, _LONG_LIVED * split):
+        if op < last <= op + max(8, LONG_LIVED * split):
             crossing[op] += 1
             crossing[last] -= 1
             if max(graph.users[value]) < split:
@@ -100,7 +97,7 @@ def with_ends(graph: Graph, ends: tuple[int, ...]) -> Segments:
     the parts are contiguous, to no later one than the op before it does.
     """
     first = ends[-1] + 1
-    place = segment_of(ends)
+    place = stage_of(ends)
     latest = [
         max((place[user] for user in graph.users[value] if user < first), default=place[op])
         for value, op in enumerate(graph.value_op)
@@ -118,3 +115,157 @@ def with_ends(graph: Graph, ends: tuple[int, ...]) -> Segments:
         now -= 1
         starts[now] = graph.ops
     return Segments(graph, ends, tuple(starts))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A segment's forward and backward ops, between an op that makes what they read of others and a turn between them.
+
+    Op 0 makes, and keeps, what comes from earlier segments. The turn stands for all that happens between the two
+    parts: it reads what later segments read of this one, and makes what the backward part reads of them. Two segments
+    are repeats of each other exactly where their graphs are equal: ops numbered from the segment's first, with the
+    same costs, sizes, flags and edges.
+
+    Attributes:
+        graph: the block's graph.
+        turn: the op between the two parts.
+        outside_bytes: of the values that op 0 makes.
+        joint: the block's values that later segments read.
+    """
+
+    graph: Graph
+    turn: int
+    outside_bytes: int
+    joint: tuple[int, ...]
+
+
+def block_of(segments: Segments, segment: int) -> Block:
+    """The block of a segment; block op k > 0 is the k-th of its forward ops, then the turn, then the backward ops."""
+    graph = segments.graph
+    forward, backward = segments.forward(segment), segments.backward(segment)
+    inner = {op: 1 + i for i, op in enumerate(forward)}
+    turn = 1 + len(forward)
+    inner |= {op: turn + 1 + i for i, op in enumerate(backward)}
+    before, between = _outside(graph, forward, backward, inner)
+    number: dict[int, int] = {}
+    value_op: list[int] = []
+    made_by = {0: before, turn: between} | {place: graph.op_values[op] for op, place in inner.items()}
+    for place in range(turn + 1 + len(backward)):
+        for value in made_by[place]:
+            number[value] = len(value_op)
+            value_op.append(place)
+    joint = tuple(number[v] for v in segments.joints[segment] if graph.value_op[v] in inner)
+    optional, keep = frozenset(graph.optional), frozenset(graph.keep)
+    leaving = {
+        v for op in backward for v in graph.op_values[op] if any(u not in inner for u in graph.users[v]) or v in keep
+    }
+    ops = [0, *forward, 0, *backward]
+    inputs = [tuple(number[v] for v in graph.op_inputs[op]) for op in ops]
+    inputs[0], inputs[turn] = (), joint
+    own = [v for v in number if graph.value_op[v] in inner]
+    own_set = frozenset(own) - leaving
+    return Block(
+        Graph(
+            op_cost_ns=tuple(0 if place in (0, turn) else graph.op_cost_ns[op] for place, op in enumerate(ops)),
+            op_inputs=tuple(inputs),
+            value_op=tuple(value_op),
+            value_bytes=tuple(graph.value_bytes[v] for v in number),
+            op_workspace_bytes=tuple(
+                0 if place in (0, turn) else graph.op_workspace_bytes[op] for place, op in enumerate(ops)
+            ),
+            optional=tuple(number[v] for v in own if v in optional and v not in leaving),
+            once=tuple(sorted({0, turn, *(inner[op] for op in graph.once if op in inner)})),
+            keep=tuple(sorted([number[v] for v in before] + [number[v] for v in leaving])),
+            consumes=tuple(number[v] for v in graph.consumes if v in own_set and graph.users[v][-1] in inner),
+            backward_from=turn,
+        ),
+        turn,
+        sum(graph.value_bytes[v] for v in before),
+        joint,
+    )
+
+
+def _outside(
+    graph: Graph, forward: range, backward: range, inner: dict[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The values that a segment reads of earlier forward ops, and what its backward part reads of anything else."""
+    read = {v for op in (*forward, *backward) for v in graph.op_inputs[op] if graph.value_op[v] not in inner}
+    before = tuple(sorted(v for v in read if graph.value_op[v] < forward.start))
+    return before, tuple(sorted(read.difference(before)))
+
+
+_LONGEST_PERIOD = 64
+
+
+class Run(NamedTuple):
+    """Segments start … start + period · times − 1, in which every block equals the one `period` before it."""
+
+    start: int
+    period: int
+    times: int
+
+
+def runs_of(kinds: Sequence[Hashable], stop: Callable[[], bool] = never) -> list[Run]:
+    """The repeated stretches of a sequence, from left to right, each as far as it goes with its shortest period.
+
+    Stretches do not overlap; of those that begin at one place the longest is taken. O(length · longest period).
+    Where `stop` says so, `TimeUp` is raised.
+    """
+    count = len(kinds)
+    # reach[p][i]: how many entries from i on equal the entry p later
+    most = min(_LONGEST_PERIOD, count // 2)
+    reach = [[0] * (count + 1) for _ in range(most + 1)]
+    for period in range(1, most + 1):
+        look(stop)
+        row = reach[period]
+        for i in range(count - period - 1, -1, -1):
+            row[i] = row[i + 1] + 1 if kinds[i] == kinds[i + period] else 0
+    found: list[Run] = []
+    i = 0
+    while i < count:
+        best = Run(i, 1, 1)
+        for period in range(1, most + 1):
+            times = 1 + reach[period][i] // period
+            if times > 1 and period * times > best.period * best.times:
+                best = Run(i, period, times)
+        if best.times > 1:
+            found.append(best)
+        i += best.period * best.times
+    return found
+
+
+def joined(segments: Segments, most: int, stop: Callable[[], bool] = never) -> tuple[Segments, list[Block]]:
+    """At most about `most` segments, made by joining neighbours, and their blocks; inside runs, by whole periods.
+
+    So repeats stay repeats: a run of 330 pairs of equal segments becomes 165 pairs of pairs, of one kind.
+    Where `stop` says so, `TimeUp` is raised.
+    """
+    blocks = _blocks(segments, stop)
+    while segments.count > most:
+        runs = {run.start: run for run in runs_of(blocks, stop)}
+        ends: list[int] = []
+        i = 0
+        while i < segments.count:
+            run = runs.get(i)
+            if run is None:
+                width, beyond = (1 if i + 1 in runs else 2), i + 1
+            else:
+                # one period at a time first, then two of them
+                width = run.period if run.period > 1 else 2
+                beyond = i + run.period * run.times
+            while i < beyond:
+                i = min(i + width, segments.count) if run is None else min(i + width, beyond)
+                ends.append(segments.ends[i - 1])
+        if len(ends) == segments.count:
+            break
+        segments = with_ends(segments.graph, tuple(ends))
+        blocks = _blocks(segments, stop)
+    return segments, blocks
+
+
+def _blocks(segments: Segments, stop: Callable[[], bool]) -> list[Block]:
+    blocks: list[Block] = []
+    for i in range(segments.count):
+        look(stop)
+        blocks.append(block_of(segments, i))
+    return blocks

@@ -1,18 +1,202 @@
-"""A chain program: how best to pass, tape and reverse the segments of a graph, for every memory limit."""
+"""A chain program over blocks: how best to pass, tape and reverse the segments of a graph, for every memory limit.
+
+What it must know of a block is a menu: what the block may keep from its forward to its backward part, and what that
+costs; a few choices, found by search. Its inner loops are compiled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array_view import Ids
+from remat_ir import Graph, Problem
+from remat_ir.greedy import greedy_plan
+from remat_ir.working_set import working_set
+
+from .._numba import inner, int32, kernel
+from ..array_view import Ids, view_of
 from ..deadline import look, never
-from .kernel import NEVER, fill, row_of
-from .menu import Menu
-from .segments import Segments
+from ..search import Search
+from ..trace import trace
+from .segments import Block, Segments
+
+_LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
+"""How much of what could be kept over the forward/backward boundary is, in most of the choices."""
+_PEAKS = (0.0, 0.2, 0.5)
+"""Where the peaks of the other choices lie between the least and that of keeping all."""
+_MOVES_PER_OP, _MOST_MOVES = 200, 8192
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run a block's two parts.
+
+    Attributes:
+        backward: the block's ops of the backward part in the order in which they run, recomputations included.
+        extra_ns: the cost of these recomputations.
+        tape_bytes: what stays between the parts, the joint included.
+        forward_bytes, backward_bytes: the peaks of the parts besides what comes from earlier segments.
+    """
+
+    backward: tuple[int, ...]
+    extra_ns: int
+    tape_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True)
+class Menu:
+    """What a chain program must know of a block: its choices, and how it runs forward without a tape.
+
+    `passing_bytes` is the peak of that, besides what comes from earlier segments, and `forward_ns` its cost.
+    """
+
+    choices: tuple[Choice, ...]
+    passing_bytes: int
+    forward_ns: int
+
+
+def menu_of(block: Block, *, stopped: Callable[[], bool] = lambda: False) -> Menu:
+    """The choices of a block: keep all, keep less and recompute in the backward part, with as much memory as is there
+    or with less; none that another one beats in everything. Deterministic.
+    """
+    graph = block.graph
+    plain = tuple(range(graph.ops))
+    all_kept = choice_of(block, plain)
+    found = {all_kept}
+    joint_bytes = sum(graph.value_bytes[v] for v in block.joint)
+    spare = all_kept.tape_bytes - joint_bytes
+    peak = block.outside_bytes + max(all_kept.forward_bytes, all_kept.backward_bytes)
+    best = plain
+    for share in sorted(_LEVELS, reverse=True):
+        if spare <= 0 or stopped():
+            break
+        # at the turn everything but the tape, as wide as is allowed, counts as workspace
+        turned = _memory_at(graph, plain, block.turn)
+        workspace = list(graph.op_workspace_bytes)
+        workspace[block.turn] = max(0, peak - (turned - int((1.0 - share) * spare)))
+        order = _cheap(replace(graph, op_workspace_bytes=tuple(workspace)), peak, best)
+        if order is None:
+            break
+        best = order
+        found.add(choice_of(block, order))
+    least = working_set(graph).least_bytes
+    for share in _PEAKS:
+        if stopped() or least >= peak:
+            break
+        order = _cheap(graph, least + int(share * (peak - least)), plain)
+        if order is not None:
+            found.add(choice_of(block, order))
+    return Menu(tuple(_undominated(found)), _passing_bytes(block), sum(graph.op_cost_ns[: block.turn]))
+
+
+def choice_of(block: Block, order: tuple[int, ...]) -> Choice:
+    """The choice that runs the forward part once and the backward part as `order` does."""
+    graph, turn = block.graph, block.turn
+    at = order.index(turn)
+    backward = order[at + 1 :]
+    view = view_of(Problem(graph, 0))
+    run = trace(view, (*range(turn + 1), *backward))
+    after = run.instance_value[(run.made < turn) & (run.last > turn)]
+    held = {int(v) for v in after if graph.value_op[v] != 0} | set(block.joint)
+    return Choice(
+        backward,
+        sum(graph.op_cost_ns[op] for op in backward) - sum(graph.op_cost_ns[turn + 1 :]),
+        sum(graph.value_bytes[v] for v in held),
+        max((int(m) for m in run.memory[1 : turn + 1]), default=0) - block.outside_bytes,
+        max((int(m) for m in run.memory[turn:]), default=0) - block.outside_bytes,
+    )
+
+
+def _memory_at(graph: Graph, order: tuple[int, ...], op: int) -> int:
+    return int(trace(view_of(Problem(graph, 0)), order).memory[order.index(op)])
+
+
+def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...] | None:
+    """A cheap sequence within the budget, from the greedy plan or from `start`, or None."""
+    search = Search(graph, budget)
+    plan = greedy_plan(graph, budget, tries=2)
+    search.adopt(start if plan is None else plan.computes)
+    moves = min(_MOST_MOVES, _MOVES_PER_OP * graph.ops)
+    search.cycle(moves, 0.3, lambda: False)
+    return search.sequence()
+
+
+def _passing_bytes(block: Block) -> int:
+    """The peak while the forward part runs and nothing but the joint stays."""
+    run = trace(view_of(Problem(block.graph, 0)), range(block.turn + 1))
+    return max((int(m) for m in run.memory[1 : block.turn]), default=block.outside_bytes) - block.outside_bytes
+
+
+def _undominated(choices: set[Choice]) -> list[Choice]:
+    def numbers(choice: Choice) -> tuple[int, int, int, int]:
+        return choice.extra_ns, choice.tape_bytes, choice.backward_bytes, choice.forward_bytes
+
+    ranked = sorted(choices, key=lambda choice: (numbers(choice), choice.backward))
+    kept: list[Choice] = []
+    for choice in ranked:
+        if not any(all(a <= b for a, b in zip(numbers(other), numbers(choice), strict=True)) for other in kept):
+            kept.append(choice)
+    return kept
+
+
+NEVER = 1 << 29
+"""Stands for infinity; two of them and the costs of one pass still fit an int32."""
+
+Array = Any  # numpy arrays, which numba types for itself
+
+
+def row_of(s: int, t: int, count: int) -> int:
+    """The row of the table that holds C(s, t, ·), 0 ≤ s ≤ t < count."""
+    return s * count - (s * (s - 1)) // 2 + t - s
+
+
+_row_of = inner(row_of)
+
+
+@kernel(nogil=True)
+def fill(
+    s: int, count: int, forward: Array, joint: Array, need_pass: Array, first_choice: Array, tape: Array, paid: Array,
+    need_forward: Array, need_backward: Array, held: Array, base: Array, table: Array,
+) -> None:  # fmt: skip
+    """Fill the rows C(s, ·, ·) of the table [rows, slots] from those of all later segments; see `BlockTable`.
+
+    In units of cost: `forward` [L + 1], the prefix sum of forward costs, and `paid`, a choice's two parts. In slots:
+    `joint` [L], what a checkpoint behind each segment takes; `need_pass` [L, L], what passing s … t − 1 takes; `tape`,
+    `need_forward` and `need_backward` of each choice; `held` [L] while ops before the backward part of the next segment
+    run; `base` [L] while the backward part of s runs. The choices of s are first_choice[s] … first_choice[s + 1] − 1.
+    """
+    slots = table.shape[1]
+    best = np.empty(slots, np.int32)
+    for t in range(s, count):
+        best[:] = NEVER
+        low = need_pass[s, t]
+        for k in range(s + 1, t + 1):
+            saved = joint[k - 1]
+            start = max(low, saved)
+            if start >= slots:
+                continue
+            ahead = int32(forward[k] - forward[s])
+            right, left = table[_row_of(k, t, count)], table[_row_of(s, k - 1, count)]
+            for m in range(start, slots):
+                best[m] = min(best[m], int32(right[m - saved] + left[m] + ahead))
+        for c in range(first_choice[s], first_choice[s + 1]):
+            low = max(held[t] + need_forward[c], base[s] + need_backward[c])
+            if s == t:
+                for m in range(low, slots):
+                    best[m] = min(best[m], paid[c])
+            else:
+                after = table[_row_of(s + 1, t, count)]
+                for m in range(max(low, tape[c]), slots):
+                    best[m] = min(best[m], int32(after[m - tape[c]] + paid[c]))
+        row = table[_row_of(s, t, count)]
+        for m in range(slots):
+            row[m] = min(best[m], NEVER)
 
 
 class Item(NamedTuple):

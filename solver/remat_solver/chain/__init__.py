@@ -1,13 +1,10 @@
 """Chains: the persistent dynamic program over memory slots, its baselines, and what graphs are chains in disguise."""
 
-from .needs import Least
 from .network import LinearNetwork, linear_network
 from .persistent import slots_for
 from .reach import Reach, reach
-from .revolve import revolve
-from .rotor import RotorOptions, rotor
-from .sequential import SequentialOptions, segmented_plan, sequential
-from .table import Table
+from .rotor import RotorOptions, SequentialOptions, revolve, rotor, segmented_plan, sequential
+from .table import Least, Table
 
 __all__ = [
     "Least",

@@ -157,7 +157,7 @@ def _narrow(graph: Graph, split: int, stays: frozenset[int]) -> list[int]:
     return [*ends, split - 1]
 
 
-def _stage_of(ends: list[int]) -> list[int]:
+def stage_of(ends: Sequence[int]) -> list[int]:
     """[ends[-1] + 1] the stage of each forward op."""
     place: list[int] = []
     for stage, end in enumerate(ends):
@@ -174,7 +174,7 @@ def _backward_parts(
     parts come in falling order, and each begins where the fewest bytes of gradients lead on to it.
     """
     first, top = ends[-1] + 1, len(ends) - 1
-    place = _stage_of(ends)
+    place = stage_of(ends)
     merged: set[int] = set()
     leads_on = [False] * graph.values
     for value, op in enumerate(graph.value_op):
@@ -219,7 +219,7 @@ def _network(
     graph: Graph, ends: list[int], starts: list[int], stays: frozenset[int], passed: frozenset[int]
 ) -> LinearNetwork:
     first, count = ends[-1] + 1, len(ends)
-    place = _stage_of(ends)
+    place = stage_of(ends)
     joints: list[int | None] = [None] * count
     tapes: list[set[int]] = [set() for _ in ends]
     for value, op in enumerate(graph.value_op):

@@ -1,23 +1,23 @@
-"""Rotor: the optimal persistent schedule of a chain, or of a graph that is one (RR-9302, Section 4.2)."""
+"""Rotor: the optimal persistent schedule of a chain, or of a graph that is one (RR-9302, 4.2); its baselines."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_ir import Chain, Graph, Plan, plan_of, readable
+from remat_ir import Chain, ChainPlan, ChainStep, Graph, Plan, Problem, Verb, plain_peak, plan_of, readable, verify
 from remat_ir.greedy import peak_of
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
-from .needs import Least
 from .network import LinearNetwork
 from .persistent import MOST_CELLS, Persistent, Stages
 from .persistent import Least as LeastOfStages
-from .table import Table
+from .table import Least, Table
 
 MOST_SLOTS = 20_000
 MOST_STAGES = 1200
@@ -162,3 +162,57 @@ def _nothing_fits(incumbent: Incumbent, least_bytes: int, within: tuple[str, ...
         incumbent.nothing_within(within, reason)
     else:
         incumbent.ends_without_plan(reason, within)
+
+
+def revolve(incumbent: Incumbent, options: RotorOptions) -> None:
+    """Offer the best plan that saves activations only, with an F_all right before each backward step: a baseline."""
+    run_chain_program(incumbent, options.slots, tapes=False)
+
+
+@dataclass(frozen=True)
+class SequentialOptions:
+    """`segments`: how many; None tries every number from 2 to 2√L and offers each plan that fits."""
+
+    segments: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.segments is not None and (type(self.segments) is not int or self.segments < 1):
+            raise ValueError(f"segments must be a positive integer, not {self.segments!r}")
+
+
+def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:
+    """Offer the periodic plans that fit: a baseline.
+
+    In the forward phase each segment but the last keeps its input only; each is run again with its tapes when its
+    backward steps come.
+    """
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    most = max(2, math.floor(2 * math.sqrt(chain.stages)))
+    counts = range(2, most + 1) if options.segments is None else (options.segments,)
+    ample = Problem(chain, 2**53)
+    least = plain_peak(chain)
+    for segments in counts:
+        plan = segmented_plan(chain, min(segments, chain.stages))
+        peak = verify(ample, plan).peak_bytes
+        least = min(least, peak)
+        incumbent.suffices(peak)
+        if peak <= incumbent.problem.budget_bytes:
+            incumbent.offer(plan, f"sequential, {segments} segments")
+    if incumbent.cost_ns is None:
+        incumbent.ends_without_plan(f"No number of segments fits; the least peak is {readable(least)}.")
+
+
+def segmented_plan(chain: Chain, segments: int) -> ChainPlan:
+    """The plan with so many segments of L // segments stages each, the last one taking the rest."""
+    size = chain.stages // segments
+    starts = [1 + i * size for i in range(segments)]
+    ends = [*(start - 1 for start in starts[1:]), chain.stages]
+    steps: list[ChainStep] = []
+    for start, end in zip(starts[:-1], ends[:-1], strict=True):
+        steps.append(ChainStep(Verb.F_CK, start))
+        steps += (ChainStep(Verb.F_NONE, stage) for stage in range(start + 1, end + 1))
+    for start, end in zip(reversed(starts), reversed(ends), strict=True):
+        steps += (ChainStep(Verb.F_ALL, stage) for stage in range(start, end + 1))
+        steps += (ChainStep(Verb.B, stage) for stage in range(end, start - 1, -1))
+    return ChainPlan(tuple(steps))

@@ -1,18 +1,242 @@
-"""The persistent optimum of a chain for every memory limit up to a budget, in slots that are rounded up or down."""
+"""The persistent optimum of a chain for every memory limit up to a budget, in slots that are rounded up or down.
+
+Besides the costs there are least peaks: the least memory in which a persistent schedule exists. Both are compiled.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, verify
 
+from .._numba import inner, int32, kernel
 from ..deadline import TimeUp, never
-from .kernel import NEVER, WIDTH, fill, row_of, spans
-from .needs import Needs
+
+WIDTH = 64
+"""Memory slots that one pass of the table handles: their rows of all (s', t) stay in the last-level cache."""
+
+NEVER = 1 << 29
+"""Stands for infinity; two of them and a prefix of costs still fit an int32."""
+
+Array = Any  # numpy arrays, which numba types for itself
+
+
+def row_of(s: int, t: int, stages: int) -> int:
+    """The row of the table that holds C(s, t, ·), 1 ≤ s ≤ t ≤ stages."""
+    return (s - 1) * stages - ((s - 1) * (s - 2)) // 2 + t - s
+
+
+_row_of = inner(row_of)
+
+
+@inner
+def _relax_four(best: Array, right: Array, left: Array) -> None:
+    r0, r1, r2, r3 = right[0], right[1], right[2], right[3]
+    l0, l1, l2, l3 = left[0], left[1], left[2], left[3]
+    for j in range(best.size):
+        # the casts keep the sums in 32 bits, so that eight fit one vector register
+        x = min(int32(r0[j] + l0[j]), int32(r1[j] + l1[j]))
+        y = min(int32(r2[j] + l2[j]), int32(r3[j] + l3[j]))
+        best[j] = min(best[j], min(x, y))
+
+
+@inner
+def _relax_one(best: Array, right: Array, left: Array) -> None:
+    for j in range(best.size):
+        best[j] = min(best[j], int32(right[j] + left[j]))
+
+
+def spans(stages: int, width: int, work: int) -> Iterator[tuple[int, int]]:
+    """Ranges of s, from high to low, that take about so many sums each in a table of `width` slots, or one s."""
+    high = stages
+    while high > 0:
+        low, sums = high, 0
+        while low > 1 and (sums := sums + (stages - low + 1) ** 2 // 2 * width) < work:
+            low -= 1
+        yield high, low
+        high = low - 1
+
+
+@kernel(nogil=True)
+def fill(
+    stages: int, tapes: bool, forward: Array, pair: Array, once: Array, activation: Array, tape: Array,
+    need_none: Array, need_all: Array, table: Array, right: Array, left: Array, first: int, high: int, low_s: int,
+) -> None:  # fmt: skip
+    """Fill the table of C(s, t, m) for s from `high` down to `low_s`, all t from s on and the WIDTH memory slots m from
+    `first` on (RR-9302, Theorem 1, Algorithm 1); greater s and smaller m come before, with the same `right` and `left`.
+
+    `forward` [L+1] is the prefix sum of u_f, `once` that of u_f + u_b, `pair` [L+1] is u_f + u_b; `activation` [L+1]
+    and `tape` [L+1] are in slots; `need_none` and `need_all` [L+1, L+1] are the slots below which the forward steps
+    s … t−1 without saving, or F_all^s and B^s, do not fit. Without `tapes`, F_all is used only right before its
+    backward step. The table has `row_of` rows and a multiple of WIDTH slots.
+
+    C(s', t, m − ω_a^(s'−1)) is laid out as `right` [t, s'], C(s, s'−1, m) + the forward costs as `left` [s'−1]: the
+    minimum over s' runs along contiguous rows.
+    """
+    best = np.empty(WIDTH, np.int32)
+    for s in range(high, low_s - 1, -1):
+        for t in range(s, stages + 1):
+            row = _row_of(s, t, stages)
+            cheapest = once[t] - once[s - 1]
+            if first > 0 and table[row, first - 1] == cheapest:
+                best[:] = cheapest
+            else:
+                best[:] = NEVER
+                if t > s and need_none[s, t] < first + WIDTH:
+                    k = s
+                    while k + 4 <= t:
+                        _relax_four(best, right[t, k + 1 : k + 5], left[k : k + 4])
+                        k += 4
+                    while k < t:
+                        _relax_one(best, right[t, k + 1], left[k])
+                        k += 1
+                    for j in range(WIDTH):
+                        best[j] -= forward[s - 1]
+                        if best[j] > NEVER or first + j < need_none[s, t]:
+                            best[j] = NEVER
+                low = max(need_all[s, t], first)
+                if s == t:
+                    for m in range(low, first + WIDTH):
+                        best[m - first] = pair[s]
+                elif tapes:
+                    held, after = tape[s], _row_of(s + 1, t, stages)
+                    for m in range(max(low, held), first + WIDTH):
+                        best[m - first] = min(best[m - first], int32(table[after, m - held] + pair[s]))
+            held, shifted = activation[s - 1], right[t, s]
+            for j in range(WIDTH):
+                table[row, first + j] = best[j]  # an assignment of slices takes a second to compile
+            for j in range(WIDTH):
+                left[t, j] = best[j] + forward[t]
+                m = first + j - held
+                shifted[j] = table[row, m] if m >= 0 else NEVER
+
+
+@kernel()
+def fill_least(
+    stages: int, tapes: bool, activation: Array, tape: Array, need_none: Array, need_all: Array, least: Array,
+    high: int, low: int,
+) -> None:  # fmt: skip
+    """The least memory [L+1, L+1] in bytes with which stages s … t can be processed by a persistent schedule.
+
+    For s from `high` down to `low`; greater s come before.
+    """
+    for s in range(high, low - 1, -1):
+        least[s, s] = need_all[s, s]
+        for t in range(s + 1, stages + 1):
+            best = max(need_all[s, t], tape[s] + least[s + 1, t]) if tapes else np.iinfo(np.int64).max
+            for k in range(s + 1, t + 1):
+                split = max(max(need_none[s, t], activation[k - 1] + least[k, t]), least[s, k - 1])
+                best = min(best, split)
+            least[s, t] = best
+
+
+_LEAST_SUMS = 10**7
+"""Of the least peaks, between two looks at the clock: some hundredths of a second."""
+
+
+class Needs:
+    """The bytes that single steps of stages s … t need beyond the chain's input a^(s−1) (RR-9302, Section 4.2).
+
+    With the slips of the paper put right: the memory of F_all^s and B^s counts the tape ω_ā^s, and B^s also makes
+    δ^(s−1). δ^t is counted while the forward steps of s … t run, but δ^L, which appears with B^L, is not.
+
+    Attributes:
+        none: [L+1, L+1] m_∅: the forward steps s … t−1 without a tape.
+        all: [L+1, L+1] m_all: F_all^s and B^s.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        count = chain.stages
+        a = np.array(chain.activation_bytes, np.int64)
+        tape = np.array((0, *chain.tape_bytes), np.int64)
+        delta = np.array(chain.gradient_bytes, np.int64)
+        forward = np.array((0, *chain.forward_workspace_bytes), np.int64)
+        untaped = np.array((0, *chain.untaped_workspaces), np.int64)
+        backward = np.array((0, *chain.backward_workspace_bytes), np.int64)
+        held = delta.copy()
+        held[count] = 0
+        self.none: Any = np.zeros((count + 1, count + 1), np.int64)
+        self.all: Any = np.zeros((count + 1, count + 1), np.int64)
+        step = np.zeros(count + 1, np.int64)
+        step[1:] = a[:-1] + a[1:] + untaped[1:]
+        for s in range(1, count + 1):
+            after = held[s:]
+            own = delta[s] + tape[s] + delta[s - 1] + backward[s]
+            self.all[s, s:] = np.maximum(after + tape[s] + forward[s], own)
+            # entry t of the running maximum covers the steps s … t−1
+            steps = np.concatenate(([a[s] + untaped[s]], step[s + 1 : count]))
+            self.none[s, s + 1 :] = after[1:] + np.maximum.accumulate(steps)[: count - s]
+
+
+class Least:
+    """The persistent schedule of the least peak, by the recursion of Theorem 1 with peaks in place of costs.
+
+    Without `tapes`, F_all is used only right before its backward step. Where `stop` says so, `TimeUp` is raised.
+    """
+
+    def __init__(self, chain: Chain, *, tapes: bool = True, stop: Callable[[], bool] = never) -> None:
+        self.chain, self.needs, self._tapes = chain, Needs(chain), tapes
+        self._table = np.zeros_like(self.needs.all)
+        activation = np.array(chain.activation_bytes, np.int64)
+        tape = np.array((0, *chain.tape_bytes), np.int64)
+        needs = self.needs
+        for high, low in spans(chain.stages, 1, _LEAST_SUMS):
+            if stop():
+                raise TimeUp
+            fill_least(chain.stages, tapes, activation, tape, needs.none, needs.all, self._table, high, low)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The least budget for which a persistent schedule exists."""
+        return self.chain.fixed_bytes + int(self._table[1, self.chain.stages])
+
+    def plan(self) -> ChainPlan:
+        """A schedule with that peak."""
+        return _scheduled(self.chain.stages, self._split, 0)
+
+    def _split(self, s: int, t: int, _: int) -> tuple[int, int]:
+        """As `_scheduled` wants it; there are no slots."""
+        chain, least, needs = self.chain, self._table, self.needs
+        if self._tapes and max(needs.all[s, t], chain.tape_bytes[s - 1] + least[s + 1, t]) == least[s, t]:
+            return s, 0
+        return next(
+            (k, 0)
+            for k in range(s + 1, t + 1)
+            if max(needs.none[s, t], chain.activation_bytes[k - 1] + least[k, t], least[s, k - 1]) == least[s, t]
+        )
+
+
+def _scheduled(stages: int, split: Callable[[int, int, int], tuple[int, int]], slots: int) -> ChainPlan:
+    """The schedule of a recursion over the stages of a chain (RR-9302, Algorithm 2).
+
+    `split` says how stages s < t begin with so many slots: s where F_all^s comes first, otherwise the s' whose input
+    a^(s'−1) is the next value to save; and what that leaves for the stages behind.
+    """
+    steps: list[ChainStep] = []
+    todo: list[tuple[int, int, int] | ChainStep] = [(1, stages, slots)]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, ChainStep):
+            steps.append(item)
+            continue
+        s, t, m = item
+        if s == t:
+            steps += (ChainStep(Verb.F_ALL, s), ChainStep(Verb.B, s))
+            continue
+        k, left = split(s, t, m)
+        if k == s:
+            steps.append(ChainStep(Verb.F_ALL, s))
+            todo += (ChainStep(Verb.B, s), (s + 1, t, left))
+        else:
+            steps.append(ChainStep(Verb.F_CK, s))
+            steps += (ChainStep(Verb.F_NONE, stage) for stage in range(s + 1, k))
+            todo += ((s, k - 1, m), (k, t, left))
+    return ChainPlan(tuple(steps))
+
 
 MOST_TABLE_BYTES = 480 * 2**20
 """What one table may take; a longer chain gets fewer slots."""
@@ -173,41 +397,21 @@ class Table:
 
     def plan(self, slots: int) -> ChainPlan | None:
         """The optimal plan with so many slots, or None where nothing fits (RR-9302, Algorithm 2)."""
-        if self.bound_ns(slots) is None:
-            return None
-        steps: list[ChainStep] = []
-        todo: list[tuple[int, int, int] | ChainStep] = [(1, self.chain.stages, slots)]
-        while todo:
-            item = todo.pop()
-            if isinstance(item, ChainStep):
-                steps.append(item)
-                continue
-            s, t, m = item
-            split = 0 if s == t else self._split(s, t, m)
-            if s == t:
-                steps += (ChainStep(Verb.F_ALL, s), ChainStep(Verb.B, s))
-            elif split == s:
-                steps.append(ChainStep(Verb.F_ALL, s))
-                todo += (ChainStep(Verb.B, s), (s + 1, t, m - int(self._tape[s])))
-            else:
-                steps.append(ChainStep(Verb.F_CK, s))
-                steps += (ChainStep(Verb.F_NONE, stage) for stage in range(s + 1, split))
-                todo += ((s, split - 1, m), (split, t, m - int(self._activation[split - 1])))
-        return ChainPlan(tuple(steps))
+        return None if self.bound_ns(slots) is None else _scheduled(self.chain.stages, self._split, slots)
 
-    def _split(self, s: int, t: int, m: int) -> int:
-        """s where F_all^s comes first, otherwise the s' whose input a^(s'−1) is the next value to save."""
+    def _split(self, s: int, t: int, m: int) -> tuple[int, int]:
+        """As `_scheduled` wants it: how stages s … t begin with so many slots, and what that leaves."""
         count = self.chain.stages
         value = int(self._table[row_of(s, t, count), m])
         left = m - int(self._tape[s])
         fits = self.tapes and left >= 0 and m >= self._need_all[s, t]
         if fits and int(self._table[row_of(s + 1, t, count), left]) + int(self._pair[s]) == value:
-            return s
+            return s, left
         for k in range(s + 1, t + 1):
             left = m - int(self._activation[k - 1])
             if left < 0:
                 continue
             inner = int(self._table[row_of(k, t, count), left]) + int(self._table[row_of(s, k - 1, count), m])
             if inner + int(self._forward[k - 1] - self._forward[s - 1]) == value:
-                return k
+                return k, left
         raise AssertionError(f"no step reaches C({s}, {t}, {m})")

@@ -27,7 +27,7 @@ from remat_ir.working_set import pinned_ops
 from ..array_view import ArrayView, view_of
 from ..deadline import never
 from ..program import INFINITY, Booleans, Builder, Floats, Term
-from .formulation import Formulation, Matrices, Stages, cost_units, matrices_of, recomputable, stages
+from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
 from .rows import Columns, add_frontier_memory, add_memory, add_residency, completed, stage_columns
 
 

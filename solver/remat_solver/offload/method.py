@@ -1,21 +1,158 @@
-"""The methods for a chain with a link: the offload-and-recompute program and two baselines."""
+"""The methods for a chain with a link: the offload-and-recompute program and two baselines.
+
+The host's limit, which the program has no state for, is a price of moves, and the right one is looked for. Each copy of
+a schedule gets its place in a plan: whole tensors count until their copy has ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan
 
 from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
-from ..deadline import TimeUp
+from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
+from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable
 from .bound import makespan_bound
-from .kernel import states
-from .price import COARSE, FREE, Priced
-from .schedule import Schedule
-from .tensors import repaired_plan, tensor_plan
+from .fluid import Schedule, moved_bytes
+from .table import OffloadTable, states
+
+COARSE = 25
+"""Slots of the first tables where the host has a limit: each price takes a table."""
+
+FREE = (0.0, 0.0)
+"""The prices before any was tried."""
+
+_HALVINGS = 10
+_HALVINGS_AROUND = 4
+
+
+class Priced:
+    """The schedules of one table, at the prices that its moves may have.
+
+    A price, in ns a byte that is moved, is the multiplier of the host's limit: the schedule at a price is the best of
+    all that move no more than it does. So where that is just within the limit, little is lost.
+
+    Args:
+        prices: the lowest and the highest to try, or `FREE` to look through all.
+        stop: asked while a table is filled, which `TimeUp` then ends.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        budget_bytes: int,
+        slots: int,
+        nearest: bool,
+        prices: tuple[float, float],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stop = stop
+        self._chain, self._budget_bytes, self._slots, self._nearest = chain, budget_bytes, slots, nearest
+        # above the highest, the least move costs more than everything else could gain
+        highest = float(chain.total_cost_ns * chain.stages)
+        self._low, self._high = prices if prices != FREE else (highest / 2.0**60, highest)
+        self._halvings = _HALVINGS if prices == FREE else _HALVINGS_AROUND
+        self._free = False
+        self.found = False
+
+    def schedules(self) -> Iterator[Schedule]:
+        """The best schedule; where it moves more than the host holds, those that do not, at prices ever closer."""
+        found = self._at(0.0)
+        if found is None or self._fits(found):
+            self._free = True
+            if found is not None:
+                yield found
+            return
+        for _ in range(self._halvings):
+            middle = (self._low * self._high) ** 0.5
+            found = self._at(middle)
+            if found is None or self._fits(found):
+                self._high = middle
+                if found is not None:
+                    yield found
+            else:
+                self._low = middle
+
+    def around(self) -> tuple[float, float]:
+        """The prices to try in a finer table."""
+        return FREE if self._free else (self._low / 16, self._high * 16)
+
+    def _at(self, price: float) -> Schedule | None:
+        table = OffloadTable(
+            self._chain, self._budget_bytes, self._slots, nearest=self._nearest, price=price, stop=self._stop
+        )
+        found = table.schedule()
+        self.found = self.found or found is not None
+        return found
+
+    def _fits(self, schedule: Schedule) -> bool:
+        limit = self._chain.host_bytes
+        return limit is None or moved_bytes(self._chain, schedule) <= limit
+
+
+class _Stored:
+    """The steps of a schedule, each of which stores a value; what is moved is away between the phases."""
+
+    def __init__(self, chain: Chain, schedule: Schedule) -> None:
+        forward = (*((INPUT,) if chain.input_may_leave else ()), *schedule.forward)
+        self.border = len(forward)
+        self.steps = (*forward, *schedule.backward)
+        self.table = timetable(stored_graph(chain, self.steps), range(len(self.steps)))
+
+    def gaps(self, moved: Collection[int]) -> list[Gap]:
+        """The gap of each cut that moves: from the last forward step that reads it to the first backward one."""
+        return [
+            gap
+            for gap in self.table.gaps
+            if gap.last < self.border <= gap.next and self.steps[gap.value].stage in moved
+        ]
+
+
+def tensor_plan(chain: Chain, budget_bytes: int, schedule: Schedule) -> ChainPlan:
+    """The plan that fits the budget tensor by tensor, with as little idle time as one pass finds.
+
+    Raises:
+        InvalidPlan: a step does not fit even with everything that is moved on the host.
+    """
+    stored = _Stored(chain, schedule)
+    return moved_plan(stored.steps, place(stored.table, budget_bytes, stored.gaps(schedule.moved)).plan)
+
+
+def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool] = never) -> ChainPlan:
+    """The plan of a schedule, or of one that moves other values and fits the budget and the host's limit.
+
+    Sizes that were rounded to the nearest slot may promise too much. Values that stay are moved too, the largest first,
+    until the plan fits; then those are kept after all whose move turns out to be no gain, until `stop` says so.
+
+    Raises:
+        InvalidPlan: it does not fit even with everything moved that can be.
+        TimeUp: `stop` said so before there was a plan that fits.
+    """
+    chain = problem.subject
+    assert isinstance(chain, Chain)
+    taped = {step.stage for step in schedule.forward if step.verb is Verb.F_ALL}
+
+    def size(cut: int) -> int:
+        return chain.tape_bytes[cut - 1] if cut in taped else chain.activation_bytes[cut]
+
+    saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
+    staying = sorted(saved.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
+    stored = _Stored(chain, schedule)
+    for more in range(len(staying) + 1):
+        if more:
+            look(stop)
+        moved = stored.gaps(schedule.moved | frozenset(staying[:more]))
+        found = placed(problem, stored.table, moved)
+        if found is not None:
+            better, _ = pruned(problem, stored.table, moved, found, stop)
+            return moved_plan(stored.steps, better.plan)
+    raise InvalidPlan("it does not fit even with everything moved that can be")
+
 
 MOST_SLOTS = 200
 ENOUGH_SLOTS = 50
