@@ -105,14 +105,17 @@ class ArrayView:
 
         Up to there every value can be held for as long as it is of use, so no plan needs a recomputation.
         """
+        over = np.flatnonzero(self.held_until(self.value_reach) > self.capacity)
+        return int(over[0]) if len(over) else self.ops
+
+    def held_until(self, last: Ids) -> NDArray[np.float64]:
+        """[n] bytes while each op runs first, every value held from its making to the op `last`, [m]; n: to the end."""
         born = np.bincount(self.maker, self.size, minlength=self.ops)
         gone = np.zeros(self.ops + 1)
-        dead = np.maximum(self.value_reach, self.maker)
+        dead = np.maximum(last, self.maker)
         ends = dead < self.ops
         np.add.at(gone, dead[ends] + 1, self.size[ends])
-        held = np.cumsum(born - gone[: self.ops]) + self.workspace
-        over = np.flatnonzero(held > self.capacity)
-        return int(over[0]) if len(over) else self.ops
+        return np.asarray(np.cumsum(born - gone[: self.ops]) + self.workspace)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,10 @@ from drawn import examples, graphs, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
-from remat_solver.baselines import BASELINES, chen, revolve
+from remat_solver.baselines import BASELINES
+from remat_solver.baselines.heuristics import articulation_points, linear
 from remat_solver.baselines.recompute import computed, merged, plan_as_given
-from remat_solver.baselines.shape import articulation_points, linear
+from remat_solver.baselines.retained import advances, by_size, every_root, revolve_retained, snapshots
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from solver.stops import After
@@ -173,30 +174,30 @@ def test_chen_sqrt_on_unit_chains(root: int) -> None:
 
 
 def test_chen_roots() -> None:
-    assert chen.every_root(range(16)) == (3, 7, 11)
-    assert chen.every_root(range(10)) == (3, 7)
-    assert chen.every_root(range(1)) == ()
-    assert chen.every_root([]) == ()
+    assert every_root(range(16)) == (3, 7, 11)
+    assert every_root(range(10)) == (3, 7)
+    assert every_root(range(1)) == ()
+    assert every_root([]) == ()
 
 
 def test_chen_greedy_closes_segments_by_size() -> None:
     """Algorithm 3 by hand: sizes 4 4 1 1 5 5, b = 6: closes at the op that goes above b."""
     graph = graph_of([1] * 6, [4, 4, 1, 1, 5, 5], [[i - 1] if i else [] for i in range(6)], backward_from=5)
-    assert chen.by_size(graph, 6, range(6), 6) == (1, 4)
-    assert chen.by_size(graph, 6, range(6), 7) == (1, 5)
-    assert chen.by_size(graph, 6, range(6), 8) == (2, 5)
-    assert chen.by_size(graph, 6, [0, 3], 6) == (3,)
+    assert by_size(graph, 6, range(6), 6) == (1, 4)
+    assert by_size(graph, 6, range(6), 7) == (1, 5)
+    assert by_size(graph, 6, range(6), 8) == (2, 5)
+    assert by_size(graph, 6, [0, 3], 6) == (3,)
 
 
 @pytest.mark.parametrize("slots", range(1, 8))
 def test_revolve_reaches_its_formula(slots: int) -> None:
     """The schedule runs t(l, c) advances next to l turns, and the formula is the optimum of the recursion."""
     for length in range(1, 25):
-        assert revolve.advances(length, slots) == fewest_advances(length, slots)
+        assert advances(length, slots) == fewest_advances(length, slots)
         graph = unit(length)
-        order = computed(graph, revolve.retained(graph, length, slots))
+        order = computed(graph, revolve_retained(graph, length, slots))
         forward = [op for op in order if op < length]
-        assert len(forward) == length + revolve.advances(length, slots)
+        assert len(forward) == length + advances(length, slots)
         assert [op for op in order if op >= length] == list(range(length, 2 * length))
 
 
@@ -214,13 +215,13 @@ def fewest_advances(length: int, slots: int) -> int:
 def test_revolve_holds_no_more_than_its_slots(slots: int) -> None:
     """Memory on unit chains: c − 1 snapshots besides the input, the step's input and output, two gradients."""
     graph = unit(20)
-    plan = plan_of(graph, computed(graph, revolve.retained(graph, 20, slots)))
+    plan = plan_of(graph, computed(graph, revolve_retained(graph, 20, slots)))
     assert verify(Problem(graph, ROOMY), plan).peak_bytes <= slots - 1 + 4
 
 
 def test_revolve_needs_a_slot() -> None:
     with pytest.raises(ValueError, match="slot"):
-        list(revolve.snapshots(4, 0))
+        list(snapshots(4, 0))
 
 
 def test_griewank_uses_few_slots_on_long_chains() -> None:

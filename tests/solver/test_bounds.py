@@ -33,7 +33,7 @@ from remat_ir.restrictions import (
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine, Improvement
-from remat_solver.backends.best import Best
+from remat_solver.backends.outcome import Best
 from remat_solver.backends.wire import Message
 from remat_solver.deadline import Deadline
 from remat_solver.program import INFINITY, Builder, Program, Term

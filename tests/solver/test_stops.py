@@ -14,7 +14,7 @@ from drawn import examples, graphs
 from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
-from remat_solver.baselines.shape import articulation_points
+from remat_solver.baselines.heuristics import articulation_points
 from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent

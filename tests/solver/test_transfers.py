@@ -35,7 +35,7 @@ from remat_solver.bounds import least_need
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.placement import chosen_gaps, place, pruned, timetable
-from remat_solver.transfers.chains import ChainTransferSearch
+from remat_solver.transfers.method import ChainTransferSearch
 from remat_solver.transfers.search import TransferSearch, relieved
 from solver.test_transfer_bound import little_linked
 from solver.transfer_brute import least_makespan

@@ -19,8 +19,7 @@ import psutil
 
 from ..deadline import Deadline
 from ..program import INFINITY, Floats, Program
-from .best import Best
-from .outcome import Improvement, Outcome, failed
+from .outcome import Best, Improvement, Outcome, failed
 from .wire import Message, program_arrays, receive, send
 
 ENGINES = ("highs", "cbc")

@@ -1,8 +1,8 @@
 """Cutting planes for programs in whole numbers: mixed-integer rounding of a row of the simplex tableau, or of one row.
 
-Besides them there are lifted covers (`highs_covers`). Every cut is kept as what a checker needs to derive it again: for
-rounding, whole multipliers of earlier rows, the divisor, the columns that were complemented. Rows are read as
-A_r x + s_r = b_r with slacks s_r ≥ 0. Of their sum with multipliers m,
+Besides them there are lifted covers. Every cut is kept as what a checker needs to derive it again: for rounding, whole
+multipliers of earlier rows, the divisor, the columns that were complemented. Rows are read as A_r x + s_r = b_r with
+slacks s_r ≥ 0. Of their sum with multipliers m,
 
     Σ a_j x_j + Σ m_r s_r = b,     divided by d, with b = q d + f, 0 ≤ f < d, a_j = q_j d + f_j,
 
@@ -11,21 +11,76 @@ A_r x + s_r = b_r with slacks s_r ≥ 0. Of their sum with multipliers m,
 holds for whole x ≥ 0 (Nemhauser and Wolsey, 1990); columns that are near 1 are taken as 1 − x before (Marchand and
 Wolsey, 2001). The slacks are then substituted, and the cut is divided and rounded down so that its numbers stay small.
 Of a row of the tableau of a fractional column, with d the scale of its multipliers, it is Gomory's mixed integer cut.
+
+A lifted cover says that of values that do not fit together not all are resident, and others count for what they
+displace. Of Σ a_j x_j ≤ b with whole a_j > 0 over columns that are 0 or 1, a cover is a set C with Σ_C a_j > b. At most
+|C| − 1 of its columns are 1. Each other column in turn gets the largest weight with which the row still holds: |C| − 1
+less the most that the columns weighted before it can have within b − a_j, found by dynamic programming over weights
+(Balas and Zemel, 1978). Which cover, and in what order, the point that is to be cut off says.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import highspy
 import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Booleans, Floats, Program
-from .highs_covers import lifted_cover
+
+_THERE = 1e-9
+
+
+def lifted_cover(weight: Sequence[int], room: int, x: Sequence[float]) -> tuple[dict[int, int], int] | None:
+    """The weights α > 0 of positions, and what they add up to at most; None where all that the point holds fits.
+
+    >>> lifted_cover([5, 5, 5, 9], 14, [1.0, 1.0, 0.8, 0.0])
+    ({0: 1, 1: 1, 2: 1, 3: 1}, 2)
+    """
+    cover = _cover(weight, room, x)
+    if not cover:
+        return None
+    most = len(cover) - 1
+    # [t] the least room that columns weighted so far take whose weights add up to t or more
+    least = [0]
+    for i in sorted(cover, key=lambda i: weight[i])[:most]:
+        least.append(least[-1] + weight[i])
+    alpha = dict.fromkeys(sorted(cover), 1)
+    others = (i for i in range(len(weight)) if i not in alpha)
+    for i in sorted(others, key=lambda i: (-x[i], -weight[i])):
+        left = room - weight[i]
+        displaced = most - (bisect_right(least, left) - 1) if left >= 0 else most
+        if displaced > 0:
+            alpha[i] = displaced
+            for t in range(most, 0, -1):
+                least[t] = min(least[t], least[max(0, t - displaced)] + weight[i])
+    return alpha, most
+
+
+def _cover(weight: Sequence[int], room: int, x: Sequence[float]) -> list[int]:
+    """Positions that do not fit together, none of them to spare, by a greedy knapsack; empty if there are none."""
+    order = sorted((i for i in range(len(weight)) if x[i] > _THERE), key=lambda i: (1.0 - x[i]) / weight[i])
+    cover: list[int] = []
+    total = 0
+    for i in order:
+        cover.append(i)
+        total += weight[i]
+        if total > room:
+            break
+    if total <= room:
+        return []
+    for i in sorted(cover, key=lambda i: (x[i], weight[i])):
+        if total - weight[i] > room:
+            cover.remove(i)
+            total -= weight[i]
+    return cover
+
 
 _SCALES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 36, 48, 60, 72, 120)
 """What is tried first to make multipliers whole: where rows have small numbers, this makes them small."""
@@ -343,3 +398,58 @@ class _Rough:
     divisor: int
     high: Booleans
     normal: Floats
+
+
+_DROP_EVERY = 3
+"""Rounds after which cuts that bind nothing are taken out again."""
+
+OPTIONS: dict[str, str | float] = {
+    "presolve": "off",
+    "solver": "simplex",
+    "simplex_strategy": 1,
+    "dual_feasibility_tolerance": 1e-10,
+    # steepest edge would weigh all rows anew at each node
+    "simplex_dual_edge_weight_strategy": 1,
+}
+"""What HiGHS is told for programs that are solved again and again with other limits and more rows."""
+
+
+class CutRows:
+    """The rows of the program that a solver has: `number` says which they are, as `Cuts` counts them."""
+
+    def __init__(self, solver: Any, rows: int, cuts: Cuts | None, idle: int = 0) -> None:
+        self.solver, self.cuts, self._idle = solver, cuts, idle
+        self.number = list(range(rows))
+        self._base = rows
+        self.rounds = 0
+
+    def tighten(self, x: Floats, over: Callable[[], bool]) -> bool:
+        """Add cutting planes that a point breaks; whether there are any."""
+        found = [] if self.cuts is None else self.cuts.separate(self.solver, x, self.number, over)
+        if not found:
+            return False
+        self.rounds += 1
+        if self.rounds % _DROP_EVERY == 0 and len(self.number) > self._base + self._idle:
+            self._drop_idle()
+        for cut in found:
+            assert self.cuts is not None
+            self.number.append(self.cuts.add(cut))
+            index = cut.index.astype(np.int32)
+            self.solver.addRow(-np.inf, cut.most * cut.scale, len(index), index, cut.value * cut.scale)
+        return True
+
+    def _drop_idle(self) -> None:
+        """Take cuts out of the program that do not bind at the last point."""
+        assert self.cuts is not None
+        status = self.solver.getBasis().row_status
+        basic = highspy.HighsBasisStatus.kBasic
+        idle = [i for i, r in enumerate(self.number) if r >= self.cuts.base and status[i] == basic]
+        if idle:
+            self.solver.deleteRows(len(idle), np.array(idle, dtype=np.int32))
+            gone = set(idle)
+            self.number = [r for i, r in enumerate(self.number) if i not in gone]
+
+    def named(self, duals: Floats) -> tuple[NDArray[np.int64], Floats]:
+        """The rows whose duals are not 0, by their numbers, and these duals."""
+        there = np.flatnonzero(np.abs(duals) > 1e-12)
+        return np.array(self.number, dtype=np.int64)[there], duals[there]

@@ -1,4 +1,7 @@
-"""The baselines of Checkmate's Table 1, each searching its own parameter for the cheapest plan within the budget."""
+"""The baselines of Checkmate's Table 1, each searching its own parameter for the cheapest plan within the budget.
+
+With what they ask of a graph: whether its forward pass is linear, and which ops cut it in two.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,71 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from remat_ir import Graph, Plan, plan_of, readable
+from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
 
 from ..incumbent import Incumbent
-from . import chen, revolve
 from .recompute import Retained, computed, plan_as_given
-from .shape import articulation_points, linear
+from .retained import advances, chen_retained, every_root, greedy_choices, revolve_retained
+
+
+def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plain plan if it fits; no plan costs less, since every op runs at least once (Checkmate, Table 1)."""
+    graph = incumbent.problem.graph
+    peak = plain_peak(graph)
+    incumbent.suffices(peak)
+    if peak <= incumbent.problem.budget_bytes:
+        incumbent.offer(plain_plan(graph), "checkpoint-all")
+    else:
+        incumbent.ends_without_plan(f"Keeping every value needs {readable(peak)}, over the budget.")
+
+
+def linear(graph: Graph, forward: int) -> bool:
+    """Whether ops 0 … forward−1 form a path: each reads values of the op before it and of no other."""
+    return all(
+        {graph.value_op[value] for value in graph.op_inputs[op]} == ({op - 1} if op else set()) for op in range(forward)
+    )
+
+
+def articulation_points(graph: Graph, forward: int) -> list[int]:
+    """Forward ops whose removal disconnects the forward pass, seen as an undirected graph, ascending.
+
+    The step's input is joined to op 0 and its backward pass to op forward−1, so that on a linear graph every op is
+    one, and the heuristics that use them are the original ones (Checkmate, Section 5.1.1).
+    """
+    near: list[list[int]] = [[] for _ in range(forward + 2)]  # op + 1 at each place; the step's input is at 0
+    edges = {(0, 1), (forward, forward + 1)}
+    edges |= {(graph.value_op[value] + 1, op + 1) for op in range(forward) for value in graph.op_inputs[op]}
+    for one, other in sorted(edges):
+        near[one].append(other)
+        near[other].append(one)
+    # depth first from every part's first op: an op cuts off a child from which no way leads back above it
+    number, low, found = [-1] * len(near), [0] * len(near), set()
+    for root in range(len(near)):
+        if number[root] >= 0:
+            continue
+        number[root], count, branches = 0, 1, 0
+        path = [(root, root, iter(near[root]))]
+        while path:
+            place, parent, ways = path[-1]
+            for way in ways:
+                if number[way] < 0:
+                    number[way] = low[way] = count
+                    count += 1
+                    path.append((way, place, iter(near[way])))
+                    break
+                if way != parent:
+                    low[place] = min(low[place], number[way])
+            else:
+                path.pop()
+                if parent == root:
+                    branches += place != root
+                elif low[place] >= number[parent]:
+                    found.add(parent)
+                low[parent] = min(low[parent], low[place])
+        if branches > 1:
+            found.add(root)
+    return sorted(place - 1 for place in found if 0 < place <= forward)
+
 
 MOST_SLOTS = 128
 """Numbers of slots that the search of `griewank` tries."""
@@ -123,7 +185,7 @@ def _roots(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Graph
     """√n segments (Chen et al., Section 3.1)."""
 
     def settings(graph: Graph, forward: int) -> Iterator[Retained]:
-        yield chen.retained(graph, forward, chen.every_root(candidates(graph, forward)))
+        yield chen_retained(graph, forward, every_root(candidates(graph, forward)))
 
     return settings
 
@@ -132,8 +194,8 @@ def _greedy(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Grap
     """Segments of about equal memory, with a search over their size (Chen et al., Alg. 3)."""
 
     def settings(graph: Graph, forward: int) -> Iterator[Retained]:
-        for checkpoints in chen.greedy_choices(graph, forward, candidates(graph, forward)):
-            yield chen.retained(graph, forward, checkpoints)
+        for checkpoints in greedy_choices(graph, forward, candidates(graph, forward)):
+            yield chen_retained(graph, forward, checkpoints)
 
     return settings
 
@@ -141,8 +203,8 @@ def _greedy(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Grap
 def _revolutions(graph: Graph, forward: int) -> Iterator[Retained]:
     """Revolve, from as many slots as steps to few (Griewank and Walther, Algorithm 799)."""
     for slots in _spread(forward, MOST_SLOTS):
-        if revolve.advances(forward, slots) <= MOST_REPEATS * forward:
-            yield revolve.retained(graph, forward, slots)
+        if advances(forward, slots) <= MOST_REPEATS * forward:
+            yield revolve_retained(graph, forward, slots)
 
 
 def _spread(most: int, count: int) -> list[int]:

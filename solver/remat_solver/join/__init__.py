@@ -1,7 +1,6 @@
 """Join networks in memory slots: the optimal dynamic program, its schedules, and the equivalent chain as a baseline."""
 
-from .equivalent import equivalent_plan
-from .method import equiv_chain, join
+from .method import equiv_chain, equivalent_plan, join
 from .table import JoinTable, chain_steps, states
 
 __all__ = [

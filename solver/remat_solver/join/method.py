@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
-from remat_ir import Join, Problem, plain_join_plan, plain_peak
+from remat_ir import Join, JoinPlan, JoinStep, JoinVerb, Problem, plain_join_plan, plain_peak
 
-from ..deadline import TimeUp
+from ..deadline import TimeUp, never
 from ..incumbent import Incumbent
 from .contiguous import MOST_WORK, Contiguous, relaxed_steps, relaxed_work
-from .equivalent import equivalent_plan
 from .table import JoinTable, in_reach
+
+
+def equivalent_plan(
+    lengths: tuple[int, ...], slots: int, keep: tuple[int, ...] = (), stop: Callable[[], bool] = never
+) -> JoinPlan | None:
+    """The optimal plan of the chain whose step p is step p − (longest − ℓ_j) of every branch j, or None.
+
+    A checkpoint of the chain fills a slot for each branch, so the chain has slots // k of them. A branch that has not
+    begun yet at step p stands at its x_0. Where `stop` says so, `TimeUp` is raised.
+    """
+    longest, each = max(lengths), slots // len(lengths)
+    plan = JoinTable((longest,), each, stop=stop).plan(each) if longest else None
+    if plan is None:
+        return None
+    steps: list[JoinStep] = []
+    for verb, _, at in plan.steps:
+        if verb is JoinVerb.TURN:
+            steps.append(JoinStep(verb))
+            steps += (JoinStep(JoinVerb.D_BAR, j) for j, length in enumerate(lengths) if not length and j not in keep)
+            continue
+        for branch, length in enumerate(lengths):
+            index = at - (longest - length)
+            if verb is JoinVerb.S or (verb in (JoinVerb.F, JoinVerb.B, JoinVerb.D) and index >= 0):
+                steps.append(JoinStep(verb, branch, max(0, index)))
+            elif verb is JoinVerb.B:
+                steps.append(JoinStep(JoinVerb.D, branch, 0))
+            if verb is JoinVerb.B and index == 0 and branch not in keep:
+                steps.append(JoinStep(JoinVerb.D_BAR, branch))
+    return JoinPlan(tuple(steps))
+
 
 AT_ONCE = 1e8
 """Comparisons that the exact program may take before a schedule and a bound in polynomial time: a tenth of a second."""

@@ -176,16 +176,16 @@ def _memory_at_cut(
     view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale, lent: Sequence[Term]
 ) -> None:
     """(d)"""
-    left, values = left_at_cut(view, columns, c)
+    left, values = left_at_cut(view, columns.cuts[c - 1], columns.holds[c])
     terms = [Term(0, columns.holds[c][values], scale.weights(view.size[values])), *lent]
     builder.add_rows(1, terms, upper=scale.room(left), name=("memory", c))
 
 
-def left_at_cut(view: ArrayView, columns: Columns, c: int) -> tuple[int, Ids]:
-    """The bytes left by what certainly is resident while the op of the cut before c runs, and the values that compete
-    for them.
+def left_at_cut(view: ArrayView, op: int, hold: Ids) -> tuple[int, Ids]:
+    """The bytes left by what certainly is resident while the op of a cut runs, and the values that compete for them.
+
+    `hold` are the columns of S when the coarse stage after the cut begins.
     """
-    op, hold = columns.cuts[c - 1], columns.holds[c]
     counted = (view.maker < op) | ((view.maker == op) & view.optional)
     counted[view.inputs(op)] = False
     left = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())

@@ -265,9 +265,9 @@ def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | N
     The largest of the resident values until they exceed what is left, in whole bytes: not all of them fit. So many of
     these and of any larger values do not either.
     """
-    after = columns.stage_of(op) + 1
-    left, free = left_at_cut(view, columns, after)
-    held = free[x[columns.holds[after][free]] > 0.5]
+    hold = columns.holds[columns.stage_of(op) + 1]
+    left, free = left_at_cut(view, op, hold)
+    held = free[x[hold[free]] > 0.5]
     held = held[np.argsort(-view.size[held], kind="stable")]
     over = np.flatnonzero(np.cumsum(view.size[held]) > left)
     if not len(over):

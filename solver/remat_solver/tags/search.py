@@ -1,8 +1,13 @@
-"""Local search over sets of tags, and all of them where there are few."""
+"""Local search over sets of tags, and all of them where there are few, compiled.
+
+A set is a byte for each forward op: 1 where it is computed again. Its evaluation follows `remat_ir.tags` and
+`remat_ir.replay` on arrays, and shares no code with them: a test holds them against each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,8 +15,202 @@ from remat_ir import Graph, Plan
 from remat_ir.tags import tagged_plan
 from remat_ir.working_set import pinned_ops
 
-from . import kernel
-from .kernel import FORBIDDEN, Arrays
+from .._numba import inner, kernel
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.uint8]
+
+FORBIDDEN = 1 << 60
+"""The excess of a set in which an op is computed again that may not be."""
+
+
+class Arrays(NamedTuple):
+    """A graph in columns, and the space that an evaluation needs.
+
+    Attributes:
+        numbers: ops, first op of the backward pass, budget and fixed bytes.
+        cost, workspace, last_stage: [ops] as in the graph.
+        in_start, in_value: the values that op o reads: `in_value[in_start[o] : in_start[o + 1]]`.
+        out_start: the values that op o makes are `out_start[o]` to `out_start[o + 1]` − 1.
+        size, maker: [values] bytes and op.
+        optional, keep: [values] 1 or 0.
+        order: [2 · ops] the ops as they run. change: [2 · ops + 2] bytes. need: [2 · ops] bytes. stack: [ops].
+        last: [values] the position of the last use. open: [ops] what is still to be computed again.
+    """
+
+    numbers: Integers
+    cost: Integers
+    workspace: Integers
+    last_stage: Integers
+    in_start: Integers
+    in_value: Integers
+    out_start: Integers
+    size: Integers
+    maker: Integers
+    optional: Flags
+    keep: Flags
+    order: Integers
+    change: Integers
+    need: Integers
+    stack: Integers
+    last: Integers
+    open: Flags
+
+
+@inner
+def _ordered(a: Any, again: Any) -> int:
+    """Fill `order`; its length, or −1 where an op may not run again at its place."""
+    ops: int = a.numbers[0]
+    boundary: int = a.numbers[1]
+    length = boundary
+    for op in range(boundary):
+        a.order[op] = op
+        a.open[op] = again[op]
+    for op in range(boundary, ops):
+        start, top = length, 1
+        a.stack[0] = op
+        while top:
+            top -= 1
+            reader = a.stack[top]
+            for i in range(a.in_start[reader], a.in_start[reader + 1]):
+                maker = a.maker[a.in_value[i]]
+                if maker < boundary and a.open[maker]:
+                    if a.last_stage[maker] < op:
+                        return -1
+                    a.open[maker] = 0
+                    a.order[length] = maker
+                    length += 1
+                    a.stack[top] = maker
+                    top += 1
+        if length - start > 1:
+            a.order[start:length].sort()
+        a.order[length] = op
+        length += 1
+    return length
+
+
+@inner
+def _evaluate(a: Any, again: Any) -> tuple[int, int, int]:
+    """The cost, the peak and the sum over all steps of what exceeds the budget of a set of tags."""
+    length = _ordered(a, again)
+    if length < 0:
+        return FORBIDDEN, FORBIDDEN, FORBIDDEN
+    cost = 0
+    a.change[: length + 2] = 0
+    a.last[:] = -1
+    for position in range(length - 1, -1, -1):
+        op = a.order[position]
+        cost += a.cost[op]
+        need = a.workspace[op]
+        for value in range(a.out_start[op], a.out_start[op + 1]):
+            end = length - 1 if a.keep[value] else a.last[value]
+            if end >= 0 or not a.optional[value]:
+                need += a.size[value]
+            if end > position:
+                a.change[position + 1] += a.size[value]
+                a.change[end + 1] -= a.size[value]
+            a.last[value] = -1
+        a.need[position] = need
+        for i in range(a.in_start[op], a.in_start[op + 1]):
+            value = a.in_value[i]
+            if a.last[value] < 0:
+                a.last[value] = position
+    budget, resident = a.numbers[2], a.numbers[3]
+    peak, over = resident, 0
+    for position in range(length):
+        resident += a.change[position]
+        here = resident + a.need[position]
+        peak = max(peak, here)
+        over += max(0, here - budget)
+    return cost, peak, over
+
+
+@kernel()
+def evaluate(a: Any, again: Any) -> tuple[int, int, int]:
+    """See `_evaluate`."""
+    found: tuple[int, int, int] = _evaluate(a, again)
+    return found
+
+
+@inner
+def _move(free: Any, again: Any) -> None:
+    """Change a set at random: one op; one each way; a stretch; the border of a stretch by one."""
+    count = free.shape[0]
+    kind = np.random.random()
+    at = np.random.randint(count)
+    if kind < 0.5:
+        again[free[at]] = 1 - again[free[at]]
+    elif kind < 0.7:
+        again[free[at]] = 1 - again[free[at]]
+        other = min(count - 1, max(0, at + np.random.randint(-8, 9)))
+        again[free[other]] = 1 - again[free[at]]
+    elif kind < 0.85:
+        to = 1 if np.random.random() < 0.5 else 0
+        for i in range(at, min(count, at + 1 + np.random.randint(1 + count // 8))):
+            again[free[i]] = to
+    else:
+        step = 1 if np.random.random() < 0.5 else -1
+        for _ in range(count):
+            nearby = at + step
+            if not 0 <= nearby < count:
+                break
+            if again[free[nearby]] != again[free[at]]:
+                here = again[free[at]]
+                again[free[at]] = again[free[nearby]]
+                again[free[nearby]] = here
+                break
+            at = nearby
+
+
+@kernel()
+def anneal(
+    a: Any, free: Any, again: Any, best: Any, best_cost: int, weight: float, hot: float, cold: float, moves: int,
+    seed: int,
+) -> int:  # fmt: skip
+    """Metropolis moves on `again` over the ops `free`; the cheapest set within the budget goes to `best`.
+
+    `weight` is the price of a byte over the budget for a step, `hot` and `cold` are temperatures, all in ns. Returns
+    the best cost.
+    """
+    np.random.seed(seed)
+    cost, _, over = _evaluate(a, again)
+    if over == 0 and cost < best_cost:
+        best_cost = cost
+        best[:] = again
+    before = again.copy()
+    energy = cost + weight * over
+    for number in range(moves):
+        temperature = hot * (cold / hot) ** (number / moves)
+        _move(free, again)
+        cost, _, over = _evaluate(a, again)
+        new = cost + weight * over
+        if new <= energy or np.random.random() < np.exp((energy - new) / temperature):
+            energy = new
+            before[:] = again
+            if over == 0 and cost < best_cost:
+                best_cost = cost
+                best[:] = again
+        else:
+            again[:] = before
+    return best_cost
+
+
+@kernel()
+def enumerate_all(a: Any, free: Any, again: Any, best: Any) -> int:
+    """Try every set over the ops `free`; the cheapest within the budget goes to `best`. Its cost, or `FORBIDDEN`."""
+    best_cost = FORBIDDEN
+    for number in range(1 << free.shape[0]):
+        for i in range(free.shape[0]):
+            again[free[i]] = (number >> i) & 1
+        cost, _, over = _evaluate(a, again)
+        if over == 0 and cost < best_cost:
+            best_cost = cost
+            best[:] = again
+    return best_cost
+
 
 MOST_TRIED = 14
 """Ops up to which every set is tried: some 16,000 sets."""
@@ -53,12 +252,12 @@ class TagSearch:
 
     def evaluate(self, again: Collection[int]) -> tuple[int, int] | None:
         """The cost in ns and the peak in bytes of a set; None where an op of it may not run again at its place."""
-        cost, peak, _ = kernel.evaluate(self._arrays, self._flags(again))
+        cost, peak, _ = evaluate(self._arrays, self._flags(again))
         return None if cost == FORBIDDEN else (int(cost), int(peak))
 
     def fits(self, again: Collection[int]) -> bool:
         """Whether a set is within the budget and may run."""
-        cost, _, over = kernel.evaluate(self._arrays, self._flags(again))
+        cost, _, over = evaluate(self._arrays, self._flags(again))
         return bool(cost != FORBIDDEN and over == 0)
 
     def plan(self) -> Plan | None:
@@ -71,7 +270,7 @@ class TagSearch:
         """Try every set, where they are few; whether that was so."""
         if len(self.free) > MOST_TRIED:
             return False
-        self._cost = int(kernel.enumerate_all(self._arrays, self.free, np.zeros_like(self._now), self._best))
+        self._cost = int(enumerate_all(self._arrays, self.free, np.zeros_like(self._now), self._best))
         return True
 
     def adopt(self, again: Collection[int]) -> None:
@@ -100,19 +299,19 @@ class TagSearch:
         self._seed = (self._seed * 1103515245 + 12345) % 2**31
         scale = self._mean
         self._cost = int(
-            kernel.anneal(
+            anneal(
                 self._arrays, self.free, self._now, self._best, self._cost, self._weight, hot * scale, cold * scale,
                 moves, self._seed,
             )
         )  # fmt: skip
 
-    def _flags(self, again: Collection[int]) -> kernel.Flags:
+    def _flags(self, again: Collection[int]) -> Flags:
         flags = np.zeros(self._boundary, np.uint8)
         flags[sorted(again)] = 1
         return flags
 
 
-def _free(graph: Graph, boundary: int) -> kernel.Integers:
+def _free(graph: Graph, boundary: int) -> Integers:
     """Forward ops that may run in the backward pass, and of which something is needed there."""
     pinned = pinned_ops(graph)
     needed = {value for op in range(boundary, graph.ops) for value in graph.op_inputs[op]}
@@ -127,10 +326,10 @@ def _free(graph: Graph, boundary: int) -> kernel.Integers:
 def _arrays(graph: Graph, boundary: int, budget_bytes: int) -> Arrays:
     ops, values = graph.ops, graph.values
 
-    def column(numbers: Collection[int]) -> kernel.Integers:
+    def column(numbers: Collection[int]) -> Integers:
         return np.asarray(tuple(numbers), np.int64)
 
-    def marked(ids: Collection[int]) -> kernel.Flags:
+    def marked(ids: Collection[int]) -> Flags:
         flags = np.zeros(values, np.uint8)
         flags[list(ids)] = 1
         return flags

@@ -20,7 +20,7 @@ import numpy as np
 from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Plan, Prefetch, Step, Wait
 from remat_ir.working_set import pinned_ops
 
-from ..baselines.shape import articulation_points
+from ..baselines.heuristics import articulation_points
 from ..incumbent import Incumbent
 from ..placement import Gap, Timetable, place, timetable
 from ..program import Floats

@@ -17,7 +17,7 @@ from ..incumbent import Incumbent
 from ..program import Floats, Program
 from ..staged.certificate import Certified, Certifier, wanted_ns
 from ..staged.scale import Scale, balance_of, balanced
-from .relaxation import Columns, Written, ample_ns, excess, relax
+from .relaxation import Columns, Written, ample_ns, relax, violations
 
 _CUTS = (1, 2, 3)
 _ROUNDS = 4
@@ -50,12 +50,7 @@ def cuts_of(view: ArrayView, count: int) -> tuple[int, ...]:
 
     Ends with the last op; without any op at which memory is short, it is alone.
     """
-    born = np.bincount(view.maker, view.size, minlength=view.ops)
-    gone = np.zeros(view.ops + 1)
-    ends = np.maximum(view.last_reader, view.maker)
-    leaves = ~view.kept
-    np.add.at(gone, ends[leaves] + 1, view.size[leaves])
-    held = np.cumsum(born - gone[: view.ops]) + view.workspace
+    held = view.held_until(np.where(view.kept, view.ops, view.last_reader))
     over = np.flatnonzero(held > view.capacity)
     if not len(over):
         return (view.ops - 1,)
@@ -92,7 +87,7 @@ def solved(
         bound = proved_ns(view, program, found.row_dual)
         if best is None or bound >= best.bound_ns:
             best = Relaxed(written, bound, found.row_dual, *_read(view, columns, found.x))
-        more = excess(view, columns, found.x) if charge else {}
+        more = violations(view, columns, found.x) if charge else {}
         fresh = {c: ops - charged.get(c, set()) for c, ops in more.items()}
         if not any(fresh.values()) or deadline.passed():
             break

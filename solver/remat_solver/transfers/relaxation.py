@@ -41,10 +41,7 @@ from remat_ir import Link
 from ..array_view import ArrayView, Ids
 from ..deadline import never
 from ..program import Booleans, Builder, Floats, Name, Names, Program, Term
-
-ZERO = -1
-ONE = -2
-"""Marks in a table of columns: no variable, the quantity is 0 or 1."""
+from ..staged.relaxation import ONE, ZERO, left_at_cut, values_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +114,7 @@ def relax(
         if c:
             _presence(view, columns, c, builder)
             _memory(view, link, columns, c, builder)
-            _reruns(view, columns, c, charged.get(c, set()), builder)
+            _recomputations(view, columns, c, charged.get(c, set()), builder)
         _copies(view, columns, c, builder)
         _link_time(view, columns, c, times, builder)
     return Written(builder.program(), columns, builder.names(), builder.column_names())
@@ -214,19 +211,16 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
 
 def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Builder) -> None:
     """(d), on the device and on the host."""
-    op, hold, host = columns.cuts[c - 1], columns.holds[c], columns.hosts[c]
-    counted = (view.maker < op) | ((view.maker == op) & view.optional)
-    counted[view.inputs(op)] = False
-    room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
-    values = np.flatnonzero(counted & (hold >= 0))
-    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(room), name=("memory", c))
+    hold, host = columns.holds[c], columns.hosts[c]
+    left, values = left_at_cut(view, columns.cuts[c - 1], hold)
+    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(left), name=("memory", c))
     if link.host_bytes is not None:
         values = np.flatnonzero(host >= 0)
         terms = [Term(0, host[values], view.size[values])]
         builder.add_rows(1, terms, upper=float(link.host_bytes), name=("hosted", c))
 
 
-def _reruns(view: ArrayView, columns: Columns, c: int, charged: set[int], builder: Builder) -> None:
+def _recomputations(view: ArrayView, columns: Columns, c: int, charged: set[int], builder: Builder) -> None:
     """(h)"""
     if not charged:
         return
@@ -295,16 +289,12 @@ def _link_time(view: ArrayView, columns: Columns, c: int, times: tuple[Ids, Ids]
         builder.add_rows(1, terms, upper=float(view.cost[start : cut + 1].sum()), name=("carried", c, d))
 
 
-def excess(view: ArrayView, columns: Columns, x: Floats) -> dict[int, set[int]]:
+def violations(view: ArrayView, columns: Columns, x: Floats) -> dict[int, set[int]]:
     """Recomputations of a solution whose row (h) it breaks, for each coarse stage."""
     found: dict[int, set[int]] = {}
-
-    def value_of(table: Ids) -> Floats:
-        return np.where(table >= 0, x[np.maximum(table, 0)], np.where(table == ONE, 1.0, 0.0))
-
     for c in range(1, columns.stages):
-        run = value_of(columns.runs[c])
-        there = np.maximum(0.0, value_of(needed_at_end(view, columns, c)) - run[view.maker] - value_of(columns.back[c]))
+        run, back = values_of(columns.runs[c], x), values_of(columns.back[c], x)
+        there = np.maximum(0.0, values_of(needed_at_end(view, columns, c), x) - run[view.maker] - back)
         there[(columns.holds[c] == ONE) & (view.maker < columns.first[c])] = 1.0
         total = float(there @ view.size)
         for op in np.flatnonzero(run > 1e-6).tolist():
