@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.graphs.instances import instance
 from remat_ir import Graph, InvalidData, Problem, budget_at
-from remat_solver.pairs import pair_need
+from remat_solver.bounds import pair_need
 
 GRAPHS = Path(__file__).resolve().parents[2] / "tests" / "graphs"
 BEST_KNOWN = Path(__file__).resolve().parent / "best_known.json"

@@ -27,8 +27,8 @@ from remat_ir import (
 from remat_solver import METHODS, solve
 from remat_solver.backends import ENGINES
 from remat_solver.bounds import least_need
+from remat_solver.contradiction import Evidence
 from remat_solver.deadline import Deadline
-from remat_solver.evidence import Evidence
 
 _SMALL = 40
 """Ops up to which the reference programs, which have a row for each stage, are solved too."""

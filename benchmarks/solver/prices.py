@@ -20,12 +20,11 @@ from benchmarks.harness.machine import machine
 from benchmarks.harness.table import table
 from benchmarks.solver.cases import Case, problem_of
 from remat_ir import Problem
-from remat_solver.array_view import view_of
+from remat_solver.array_view import trace, view_of
 from remat_solver.blocks import joined, menus_of, segments_of
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import Item
 from remat_solver.kernels import loading
-from remat_solver.trace import trace
 
 Floats = NDArray[np.float64]
 _SEGMENTS, _ROUNDS, _STEADY = 100, 300, 40

@@ -3,15 +3,13 @@
 from remat_ir.batch import LargestBatch
 
 from .batch import BatchSearch, max_batch
-from .bounds import least_need
-from .contradiction import report_bound, report_budget
-from .evidence import Evidence
+from .bounds import least_need, pair_proof
+from .contradiction import Evidence, report_bound, report_budget
 from .incumbent import Incumbent, checked
 from .kernels import all_cached, load_for_forks
 from .knowledge import Bound, Ending, Known, claim_sentence, sentence
 from .methods import METHODS, Method, method_named, runner_of
 from .methods.least import least_budget
-from .pairs import pair_proof
 from .solve import solve
 from .sweep import sweep
 from .version import solver_version

@@ -21,12 +21,11 @@ from remat_ir import (
 )
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
-from .bounds import known_budget, least_need
+from .bounds import MOST_VALUES, known_budget, least_need, pair_need, pair_proof, pair_table
 from .deadline import Deadline
 from .incumbent import Incumbent, checked
 from .kernels import await_kernels, loaded
 from .methods import method_named, runner_of
-from .pairs import MOST_VALUES, pair_need, pair_proof, pair_table
 
 
 def solve(

@@ -14,8 +14,7 @@ from benchmarks.solver.falsifier import Falsifier, Way, drawn_chain, drawn_graph
 from benchmarks import falsify
 from remat_ir import Link, Plan, Problem, budget_at, graph_of, plain_peak, verify
 from remat_solver import METHODS
-from remat_solver.contradiction import LOG, RaiseContradictions
-from remat_solver.evidence import Evidence
+from remat_solver.contradiction import LOG, Evidence, RaiseContradictions
 from remat_solver.incumbent import Incumbent
 from remat_solver.transfers.bound import prove
 

@@ -40,7 +40,7 @@ from remat_ir import (
 from remat_ir.proof import InvalidProof, PairProof, Proof, prove
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.pairs import pair_need
+from remat_solver.bounds import pair_need
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import every_row, laminar, proof_of, random_covers, random_limits, relaxation, with_roundings

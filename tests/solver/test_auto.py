@@ -19,10 +19,9 @@ from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, p
 from remat_ir.greedy import greedy_plans
 from remat_ir.proof import prove
 from remat_solver import solve
-from remat_solver.beside import give_way
-from remat_solver.bounds import least_need
+from remat_solver.bounds import least_need, pair_need
 from remat_solver.kernels import loading
-from remat_solver.pairs import pair_need
+from remat_solver.portfolio import give_way
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
 

@@ -14,14 +14,13 @@ from drawn import examples
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.array_view import view_of
+from remat_solver.array_view import trace, view_of
 from remat_solver.blocks import Run, block_of, joined, menus_of, plans_by_blocks, runs_of, segments_of
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import NEVER, BlockTable
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading
-from remat_solver.trace import trace
 from solver.little import little_graph
 from solver.stops import After
 from tiers import first

@@ -14,10 +14,10 @@ from remat_ir.greedy import greedy_plan, least_memory, peak_of
 from remat_ir.proof import prove
 from remat_ir.working_set import working_set
 from remat_solver import solve
+from remat_solver.bounds import pair_need
 from remat_solver.contradiction import LOG
 from remat_solver.methods import METHODS
 from remat_solver.methods.least import least_budget
-from remat_solver.pairs import pair_need
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import Struck, relaxation

@@ -9,7 +9,7 @@ from drawn import examples, graphs, problems
 from remat_ir import InvalidPlan, Plan, Problem, plain_plan, plan_of, verify
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_solver import solve
-from remat_solver.evidence import Evidence
+from remat_solver.contradiction import Evidence
 from solver.brute import optimum
 from solver.little import little_graph
 

@@ -16,11 +16,11 @@ from drawn import examples, linear_graphs
 from remat_ir import Answer, Chain, Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
 from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
+from remat_solver.bounds import pair_need
 from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Least, Persistent, Stage, Stages
 from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
-from remat_solver.pairs import pair_need
 from solver.chain_brute import best_cost
 from solver.stops import After
 from tiers import first

@@ -29,10 +29,10 @@ from remat_ir.batch import BatchFamily
 from remat_ir.proof import PairProof, certain_need
 from remat_ir.working_set import working_set
 from remat_solver import least_budget, max_batch, solve, sweep
+from remat_solver.bounds import pair_need
 from remat_solver.contradiction import LOG
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.pairs import pair_need
 from solver.brute import optimum
 from solver.little import little_graph, problems
 from solver.test_transfer_bound import linked

@@ -10,8 +10,8 @@ from drawn import examples, graphs
 from remat_ir import Graph, Problem, Status, plain_peak
 from remat_ir.working_set import working_set
 from remat_solver import solve
+from remat_solver.bounds import pair_need
 from remat_solver.methods.least import least_budget
-from remat_solver.pairs import pair_need
 from solver.brute import optimum
 from solver.little import little_graph
 

@@ -27,7 +27,7 @@ from remat_ir import (
 from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.array_view import view_of
+from remat_solver.array_view import trace, view_of
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
@@ -37,7 +37,6 @@ from remat_solver.staged.refinement import ProofOptions
 from remat_solver.staged.relaxation import in_order, point
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
-from remat_solver.trace import trace
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import little_graph, little_problems, problems
 from tiers import first

@@ -16,6 +16,7 @@ from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.baselines.heuristics import articulation_points
 from remat_solver.blocks.segments import joined, segments_of
+from remat_solver.bounds import pair_table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.join import JoinTable
@@ -25,7 +26,6 @@ from remat_solver.offload.bound import makespan_bound
 from remat_solver.offload.fluid import Schedule
 from remat_solver.offload.method import repaired_plan
 from remat_solver.offload.table import OffloadTable
-from remat_solver.pairs import pair_table
 from remat_solver.staged.least import LeastProof
 from remat_solver.staged.prove import Proof
 from remat_solver.staged.rows import Rows, write

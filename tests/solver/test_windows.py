@@ -16,9 +16,9 @@ from remat_ir.proof import InvalidProof, StageProof, WindowProof, carried, prove
 from remat_ir.proof.windows import Windows
 from remat_ir.working_set import working_set
 from remat_solver import solve
+from remat_solver.bounds import pair_need
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.pairs import pair_need
 from remat_solver.staged.windows import prove_by_windows
 from solver.brute import optimum
 from solver.little import little_graph

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from remat_ir import Graph, plan_of
 from remat_ir.plan import permitted, without_unread
 
-from ..array_view import ArrayView, view_of
+from ..array_view import ArrayView, Trace, trace, view_of
 from ..deadline import TimeUp
 from ..incumbent import Incumbent
-from ..trace import Trace, trace
 from .segments import Block, Segments, joined, segments_of
 from .table import NEVER, BlockTable, Item, Menu, menu_of
 

@@ -14,12 +14,12 @@ from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
 from ..backends import Engine, check_memory
-from ..beside import Beside, give_way
 from ..blocks import plans_by_blocks
+from ..bounds import prove_by_pairs
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
-from ..pairs import prove_by_pairs
+from ..portfolio import Member, give_way
 from ..search import Search, Starts, least_plan
 from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
@@ -159,7 +159,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
     _take(run, _FIRST)
     if incumbent.stopped():
         return
-    search = Beside(incumbent, "search", lambda: _search(run)) if options.search else None
+    search = Member(incumbent, "search", lambda: _search(run)) if options.search else None
     try:
         if options.proof:
             with Engine("highs", memory_bytes=options.memory_bytes) as engine:

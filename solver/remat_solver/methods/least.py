@@ -24,10 +24,10 @@ from remat_ir.greedy import least_memory, peak_of
 from remat_ir.working_set import working_set
 
 from ..backends import Engine
+from ..bounds import MOST_VALUES, pair_need, pair_proof, pair_table
 from ..deadline import Deadline
 from ..incumbent import Incumbent, checked
 from ..kernels import await_kernels
-from ..pairs import MOST_VALUES, pair_need, pair_proof, pair_table
 from ..search import Search, least_plan
 from ..staged.least import LeastProof
 from .staged import StagedOptions, run_staged

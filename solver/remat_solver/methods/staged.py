@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from remat_ir import plan_of
 
 from ..backends import check_memory
+from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
-from ..pairs import prove_by_pairs
 from ..search import polish
 from ..staged.prove import Proof
 from ..staged.refinement import ProofOptions

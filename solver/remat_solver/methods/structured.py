@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from remat_ir import Chain, Join, Plan, Problem, overhead_of, readable
 
+from ..bounds import pair_proof
 from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import join
 from ..lift import LiftedIncumbent
 from ..offload import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
-from ..pairs import pair_proof
 
 AT_ONCE = 32
 """Stages of a linear network whose program comes before all else: it takes less than a tenth of a second."""

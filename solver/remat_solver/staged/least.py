@@ -17,11 +17,10 @@ import numpy as np
 
 from remat_ir import Graph, Problem
 
-from ..array_view import ArrayView, view_of
+from ..array_view import ArrayView, Trace, trace, view_of
 from ..backends import Engine
 from ..deadline import Deadline, TimeUp
 from ..program import Builder, Floats, Program, Term
-from ..trace import Trace, trace
 from .relaxation import Columns, primal_heuristic, relax
 from .rows import Recomputations, add_recomputations, add_to, violated_recomputations
 from .scale import Scale, balance_of, balanced, scale_of

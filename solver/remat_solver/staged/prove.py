@@ -20,12 +20,11 @@ import numpy as np
 from remat_ir import Plan, gap_of, plan_of, readable
 from remat_ir.proof import StageProof
 
-from ..array_view import ArrayView, view_of
+from ..array_view import ArrayView, Trace, trace, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..program import Floats, Program
-from ..trace import Trace, trace
 from .certificate import LOSS, Certified, Certifier, wanted_ns
 from .refinement import Gains, ProofOptions, Refinement
 from .relaxation import point, primal_heuristic

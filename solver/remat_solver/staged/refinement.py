@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..array_view import ArrayView
+from ..array_view import ArrayView, Trace
 from ..program import Floats
-from ..trace import Trace
 from .relaxation import Columns
 from .rows import Round, Rows, add_to, cover_of, violated_recomputations
 from .scale import Scale, finer, scale_of

@@ -55,9 +55,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..array_view import ArrayView, Ids
+from ..array_view import ArrayView, Ids, Trace
 from ..program import Builder, Floats, Term
-from ..trace import Trace
 from .scale import Scale
 
 ZERO = -1

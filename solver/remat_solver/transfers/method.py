@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from remat_ir import AnyPlan, Chain, ChainPlan, ChainStep, Problem, Verb, lifted_plan, lowered_plan, verify
 
-from ..beside import Beside
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
+from ..portfolio import Member
 from ..program import Floats
 from .baselines import layer_fractions, offload_all, save_on_cpu
 from .bound import Relaxed, prove
@@ -122,15 +122,15 @@ def keep_recompute_offload(
     lifted = LiftedIncumbent(incumbent, plans_only=True)
     lifted.deadline = search.deadline
     relaxations = _Relaxations(search.linked, search.deadline)
-    threads: list[Beside] = []
+    threads: list[Member] = []
     try:
         if options.proof:
-            threads.append(Beside(incumbent, "transfer-bound", relaxations.run))
+            threads.append(Member(incumbent, "transfer-bound", relaxations.run))
         if general is not None:
-            threads.append(Beside(lifted, "without-transfers", lambda: general(lifted)))
+            threads.append(Member(lifted, "without-transfers", lambda: general(lifted)))
             _await_plan(lifted, threads[-1])
         if program is not None:
-            threads.append(Beside(incumbent, "program", lambda: program(incumbent)))
+            threads.append(Member(incumbent, "program", lambda: program(incumbent)))
         _start(search, incumbent)
         search.run(relaxations.take)
     finally:
@@ -138,7 +138,7 @@ def keep_recompute_offload(
             thread.join()
 
 
-def _await_plan(lifted: LiftedIncumbent, general: Beside) -> None:
+def _await_plan(lifted: LiftedIncumbent, general: Member) -> None:
     """Leave the cores to the solve without transfers, and to the bound's few linear programs, until there is a first
     plan, for a share of the time at most.
     """

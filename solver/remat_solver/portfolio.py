@@ -1,4 +1,4 @@
-"""Work on an incumbent next to the thread that solves it."""
+"""A portfolio: methods that work on one incumbent side by side, each in a thread."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, min(19, nice + _NICE))
 
 
-class Beside:
-    """A thread next to this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
+class Member:
+    """A method in a thread next to this one, which fails with it: its failure ends the solve, and `join` raises it."""
 
     def __init__(self, incumbent: Incumbent, name: str, work: Callable[[], None]) -> None:
         self._incumbent, self._work = incumbent, work

@@ -1,23 +1,41 @@
-"""From ops in the order in which they run, and values that move, to a plan: each copy gets its place.
+"""Where copies to the host and back have their place in a plan: of a graph's values, and of what a chain stores.
 
 A copy out starts as soon as the value is made and the link is free, and is waited for where its bytes are needed or, at
 no cost, once it has ended. A copy back starts as late as it can without making its reader wait, and earlier where
-memory is free only then.
+memory is free only then. Moved are as few values as memory asks for, those first that the link hides best.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from bisect import bisect, bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Offload, Plan, Prefetch, Step, Wait
+from remat_ir import (
+    Chain,
+    ChainPlan,
+    ChainStep,
+    Compute,
+    Drop,
+    Free,
+    Graph,
+    InvalidPlan,
+    Offload,
+    Plan,
+    Prefetch,
+    Problem,
+    Step,
+    Verb,
+    Wait,
+    graph_of,
+)
+from remat_ir.chain_lift import STEP_OF_VERB
 
-from ..array_view import Ids
+from .array_view import Ids
 
 
 class Gap(NamedTuple):
@@ -278,3 +296,155 @@ def _made_from(moved: Collection[Gap]) -> dict[Gap, int]:
         found[gap] = (before.next if same and before is not None else gap.made) + 1
         before = gap
     return found
+
+
+def chosen_gaps(
+    table: Timetable, budget_bytes: int, allowed: Callable[[Gap], bool] = lambda gap: True, spare: int = 0
+) -> list[Gap] | None:
+    """Gaps that make every op fit with `spare` bytes to spare, or as nearly as they can; None where an op can't.
+
+    Where most is lacking, the gap is taken next whose bytes are away longest for the time that the link takes, of those
+    that the host has room for.
+    """
+    graph = table.graph
+    assert graph.link is not None
+    load = np.array(table.load, np.int64)
+    gaps = [gap for gap in table.gaps if graph.value_bytes[gap.value] and allowed(gap)]
+    size = np.array([graph.value_bytes[gap.value] for gap in gaps], np.int64)
+    first = np.array([gap.last + 1 for gap in gaps], np.int64)
+    end = np.array([gap.next for gap in gaps], np.int64)
+    begin = np.array(table.begin, np.int64)
+    times = [graph.link.to_host_ns(int(b)) + graph.link.to_device_ns(int(b)) for b in size]
+    carried = np.array(times, np.int64)
+    away = begin[end] - begin[first]
+    # bytes · time that is free per time of the link; a gap shorter than its copies makes the plan wait
+    worth = size * np.maximum(away, 1) / np.maximum(carried, 1) * np.where(away >= carried, 1.0, 1e-3)
+    left = np.ones(len(gaps), np.bool_)
+    chosen: list[Gap] = []
+    over = load - budget_bytes + spare
+    hard = np.zeros(len(load), np.bool_)
+    limit, host = graph.link.host_bytes, np.zeros(len(load), np.int64)
+    while True:
+        wanting = np.where(hard, 0, over)
+        worst = int(np.argmax(wanting))
+        if wanting[worst] <= 0:
+            return chosen
+        there = np.flatnonzero(left & (first <= worst) & (end > worst))
+        if not len(there):
+            if load[worst] - budget_bytes > 0 and over[worst] > spare:
+                return None
+            hard[worst] = True
+            continue
+        best = int(there[np.argmax(worth[there])])
+        left[best] = False
+        there_for = slice(gaps[best].made + 1, end[best])
+        if limit is not None and host[there_for].max() + size[best] > limit:
+            continue
+        host[there_for] += size[best]
+        over[first[best] : end[best]] -= size[best]
+        chosen.append(gaps[best])
+
+
+def placed(problem: Problem, table: Timetable, moved: Collection[Gap]) -> Placed | None:
+    """The plan of a choice of gaps; None where it does not fit."""
+    try:
+        return place(table, problem.budget_bytes, moved)
+    except InvalidPlan:
+        return None
+
+
+def pruned(
+    problem: Problem, table: Timetable, moved: Iterable[Gap], found: Placed, stop: Callable[[], bool]
+) -> tuple[Placed, list[Gap]]:
+    """Fewer gaps where the makespan does not rise without one: the largest values are tried first."""
+    size = table.graph.value_bytes
+    kept = list(moved)
+    room = room_left(table, problem.budget_bytes, kept)
+    for gap in sorted(kept, key=lambda gap: (-size[gap.value], gap)):
+        if stop():
+            break
+        if room[gap.last + 1 : gap.next].min() < size[gap.value]:
+            continue
+        fewer = [other for other in kept if other != gap]
+        better = placed(problem, table, fewer)
+        if better is not None and better.cost_ns <= found.cost_ns:
+            found, kept = better, fewer
+            room[gap.last + 1 : gap.next] -= size[gap.value]
+    return found, kept
+
+
+INPUT = ChainStep(Verb.F_CK, 0)
+"""What stands for making a^0, where that may leave."""
+_VERB_OF_STEP: dict[type, Verb] = {Free: Verb.FREE} | {step: verb for verb, step in STEP_OF_VERB.items()}
+
+
+def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
+    """The graph of forward and backward steps that each run once, in which what a step stores is a value.
+
+    δ^L appears with B^L and goes with it: it is part of its workspace. An input that may leave is made by a step of its
+    own.
+    """
+    costs: list[int] = []
+    sizes: list[int] = []
+    workspaces: list[int] = []
+    inputs: list[list[int]] = []
+    stored: dict[int, int] = {}  # cut -> the step that made what is stored there
+    gradient = -1
+    for i, (verb, stage) in enumerate(steps):
+        reads = [stored[cut] for cut in (stage - 1, *((stage,) if verb is Verb.B else ())) if cut in stored]
+        if not stage:
+            costs.append(0)
+            sizes.append(chain.fixed_bytes)
+            workspaces.append(0)
+            stored[0] = i
+        elif verb is Verb.B:
+            last = stage == chain.stages
+            costs.append(chain.backward_ns[stage - 1])
+            sizes.append(chain.gradient_bytes[stage - 1])
+            workspaces.append(chain.backward_workspace_bytes[stage - 1] + (chain.gradient_bytes[stage] if last else 0))
+            reads += [] if last else [gradient]
+            gradient = i  # δ^(l−1)
+        else:
+            tape = verb is Verb.F_ALL
+            costs.append(chain.forward_ns[stage - 1])
+            sizes.append(chain.tape_bytes[stage - 1] if tape else chain.activation_bytes[stage])
+            workspaces.append((chain.forward_workspace_bytes if tape else chain.untaped_workspaces)[stage - 1])
+            stored[stage] = i
+        inputs.append(sorted(reads))
+    return graph_of(
+        costs,
+        sizes,
+        inputs,
+        op_workspace_bytes=workspaces,
+        keep=(len(costs) - 1,),
+        fixed_bytes=chain.staying_bytes,
+    ).with_link(chain.link)
+
+
+def moved_plan(stored: Sequence[ChainStep], plan: Plan) -> ChainPlan:
+    """The chain plan of a plan of `stored_graph`. A backward step frees what it has used, so copies of that out are
+    waited for before it, not after.
+    """
+    steps: list[ChainStep] = []
+    freed = {step.value: i for i, step in enumerate(plan.steps) if isinstance(step, Free)}
+    computed = [i for i, step in enumerate(plan.steps) if isinstance(step, Compute)]
+    backward = -1  # where the backward step is that ran last, if no forward step has run since
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, Compute):
+            verb, stage = stored[step.op]
+            if not stage:
+                continue
+            backward = len(steps) if verb is Verb.B else -1
+            steps.append(ChainStep(Verb.F_CK if verb is Verb.F_NONE else verb, stage))
+            continue
+        cut = stored[step.value].stage
+        found = ChainStep(_VERB_OF_STEP[type(step)], cut)
+        dies = backward >= 0 and bisect(computed, freed.get(step.value, -1)) == bisect(computed, i)
+        if isinstance(step, Free) and steps[-1] == ChainStep(Verb.F_CK, cut + 1):
+            steps[-1] = ChainStep(Verb.F_NONE, cut + 1)
+        elif not dies:
+            steps.append(found)
+        elif not isinstance(step, Free):
+            steps.insert(backward, found)
+            backward += 1
+    return ChainPlan(tuple(steps))
