@@ -13,7 +13,7 @@ from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.methods.greedy import GreedyOptions, run_greedy
+from remat_solver.methods.heuristics import GreedyOptions, run_greedy
 from solver.stops import After
 
 

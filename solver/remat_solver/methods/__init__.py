@@ -17,14 +17,12 @@ from ..join import equiv_chain, join
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, pofo
 from .auto import AutoOptions, run_auto
-from .blocks import run_blocks
 from .fallback import falling_back
-from .greedy import GreedyOptions, run_greedy
+from .heuristics import GreedyOptions, SearchOptions, run_blocks, run_greedy, run_search
 from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
 from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
-from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
 from .tags import TagOptions, run_tags
 from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers

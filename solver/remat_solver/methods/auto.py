@@ -24,8 +24,7 @@ from ..search import Search, Starts, least_plan
 from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
 from ..transfers import TransferOptions, keep_recompute_offload
-from .greedy import first_plan, other_plans
-from .staged import polished
+from .heuristics import first_plan, other_plans, polished
 from .structured import AT_ONCE, offer_chain, offload_program, run_structured
 
 _LOG = logging.getLogger("remat.auto")

@@ -9,7 +9,7 @@ from remat_ir import Plan, verify
 from remat_ir.greedy import greedy_plan
 
 from ..incumbent import Incumbent
-from .greedy import say_enough
+from .heuristics import say_enough
 from .structured import chain_plan
 
 

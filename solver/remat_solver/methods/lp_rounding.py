@@ -17,7 +17,7 @@ from ..formulate import Formulation, checkmate, entries, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats
-from .greedy import say_enough
+from .heuristics import say_enough
 from .milp import has_room
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)

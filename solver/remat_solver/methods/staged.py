@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from remat_ir import plan_of
 
 from ..backends import check_memory
 from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
-from ..search import polish
 from ..staged.prove import Proof
 from ..staged.refinement import ProofOptions
-from .greedy import say_enough
-
-_MOVES = 32768
-"""Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
+from .heuristics import polished, say_enough
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,3 @@ def run_staged(incumbent: Incumbent, options: StagedOptions, spare: object = Non
         incumbent.stop_for("memory")
     elif proof.out_of_time and not incumbent.stopped():
         incumbent.stop_for("time")
-
-
-def polished(incumbent: Incumbent, *, source: str = "staged") -> Callable[[list[int]], None]:
-    """What makes plans of sequences that may exceed the budget, and offers the cheaper ones."""
-
-    def make(sequence: list[int]) -> None:
-        problem = incumbent.problem
-        better = polish(
-            problem.graph, problem.budget_bytes, sequence, moves=_MOVES, seed=len(sequence), stop=incumbent.stopped
-        )
-        if better is not None:
-            incumbent.offer(plan_of(problem.graph, better), source)
-
-    return make

@@ -1,14 +1,20 @@
-"""The greedy plan as a method of its own: a plan at once, and nothing proved."""
+"""Methods that find plans and prove nothing: greedy, the local search, the program over blocks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from remat_ir import plan_of
 from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, peak_of
 
+from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
+from ..search import Search, polish
 
+_POLISHING_MOVES = 32768
+"""Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
 _ENOUGH_S, _ENOUGH_SHARE = 1.0, 0.25
 """Seconds at most, and the share of what is left, for a budget that is enough."""
 
@@ -38,8 +44,7 @@ def say_enough(incumbent: Incumbent, most_s: float = _ENOUGH_S, share: float = _
     """Where there is no plan yet, note the smallest budget above this one for which a walk has a plan.
 
     So that an answer without a plan says a budget that is enough and near. The plan is not offered, since a method that
-    is asked for by name is to be known by its own plans. It takes a share of what is left, so many
-    seconds at most.
+    is asked for by name is to be known by its own plans. It takes a share of what is left, so many seconds at most.
     """
     problem = incumbent.problem
     if incumbent.plan is not None or incumbent.stopped():
@@ -71,3 +76,53 @@ def other_plans(incumbent: Incumbent) -> None:
     """
     if incumbent.cost_ns is not None and incumbent.bound_ns < incumbent.cost_ns:
         first_plan(incumbent, skip=1)
+
+
+def polished(incumbent: Incumbent, *, source: str = "staged") -> Callable[[list[int]], None]:
+    """What makes plans of sequences that may exceed the budget, and offers the cheaper ones."""
+
+    def make(sequence: list[int]) -> None:
+        problem = incumbent.problem
+        better = polish(
+            problem.graph,
+            problem.budget_bytes,
+            sequence,
+            moves=_POLISHING_MOVES,
+            seed=len(sequence),
+            stop=incumbent.stopped,
+        )
+        if better is not None:
+            incumbent.offer(plan_of(problem.graph, better), source)
+
+    return make
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The seed, and how many moves to make; without a number, until the time is up."""
+
+    seed: int = 0
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, not {self.seed}")
+        if self.iterations is not None and (type(self.iterations) is not int or self.iterations < 1):
+            raise ValueError(f"iterations must be a positive integer or null, not {self.iterations}")
+
+
+def run_search(incumbent: Incumbent, options: SearchOptions) -> None:
+    """Offer the greedy plan, then whatever the local search finds."""
+    first_plan(incumbent)
+    if not incumbent.stopped():
+        problem = incumbent.problem
+        Search(problem.graph, problem.budget_bytes, options.seed).run(incumbent, options.iterations)
+
+
+def run_blocks(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plan that the chain program over a graph's blocks leads to, and what the search makes of it."""
+    applies = plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
+    if not applies:
+        incumbent.ends_without_plan("blocks does not apply: the forward pass has no narrow places to cut it at.")
+    elif incumbent.plan is None and not incumbent.stopped():
+        incumbent.ends_without_plan("blocks has no plan within the budget.")
