@@ -21,7 +21,7 @@ from benchmarks.harness.machine import machine
 from benchmarks.harness.table import head, row, table
 from remat_ir import Answer, Graph, Problem, Proof, Status, budget_at, verify_answer
 from remat_ir.proof import Leaf, StageProof, WindowProof
-from remat_ir.proof.rounding import KIND
+from remat_ir.proof.check import KIND
 from remat_solver import solve
 from remat_solver.kernels import loading
 

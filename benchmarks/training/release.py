@@ -25,8 +25,7 @@ from remat.profiling.fixed import resident
 from remat.target.devices import target_of
 from remat.target.price import price
 from remat_ir import Graph, overhead_of, plain_peak
-from remat_ir.greedy import greedy_plan, least_memory
-from remat_ir.greedy.plans import peak_of
+from remat_ir.greedy import greedy_plan, least_memory, peak_of
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the way from the least budget that is found to what plain training needs."""

@@ -4,15 +4,12 @@ from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth
 from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_more
 from .branches import backward_order, branches_of
 from .chain import Chain
-from .chain_lift import lifted_plan, lowered_plan
-from .chain_plan import ChainPlan, ChainStep, Verb, plain_chain_plan
-from .chain_replay import replay_chain
+from .chain_plan import ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
 from .digest import Digests, Written, digests_of, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
 from .greedy import checkpointed, greedy_plans, least_memory, peak_of
-from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
-from .join_replay import replay_join
+from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan, replay_join
 from .link import Link
 from .node_link import from_node_link, is_node_link, to_node_link
 from .plan import (
@@ -31,11 +28,22 @@ from .plan import (
     without_unread,
 )
 from .plot import draw_memory, figure_of
-from .problem import PROBLEMS, Problem, budget_at, plain_peak
+from .problem import (
+    PROBLEMS,
+    SUBJECTS,
+    AnyPlan,
+    Problem,
+    Subject,
+    budget_at,
+    plain_peak,
+    plain_plan_of,
+    read_plan,
+    replay_any,
+    subject_kind,
+)
 from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .restrictions import best_of, gap_sentence, optimal_sentence, outgrown
-from .subject import SUBJECTS, AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .tags import is_tagged, tagged_plan, tags_of
 from .verify import Verdict, host_peak, verify
 from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer

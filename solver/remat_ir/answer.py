@@ -8,14 +8,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 from .digest import problem_digest
-from .document import Document, Member, Nested
+from .document import AnyInteger, Array, Document, Member, Nested, Number, Text
 from .errors import InvalidData
-from .kinds import AnyInteger, Array, Number, Text
 from .plot import draw_memory, figure_of
-from .problem import Problem
+from .problem import PLAN, AnyPlan, Problem, read_plan
 from .proof.certificate import Proof, read_proof
 from .read import kind, members, parse
-from .subject import PLAN, AnyPlan, read_plan
 from .verify import verify
 
 

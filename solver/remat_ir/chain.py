@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .document import Document, Member
+from .document import Column, Document, Flag, Integer, Member
 from .errors import InvalidData
 from .graph import Graph
-from .kinds import Column, Flag, Integer
 from .link import Link
 from .read import LARGEST_INTEGER, integer
 

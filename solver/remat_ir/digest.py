@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 from .chain import CHAIN, Chain
 from .graph import GRAPH, Graph
-from .problem import Problem
-from .subject import Subject, subject_kind
+from .problem import Problem, Subject, subject_kind
 
 
 class Digests(NamedTuple):

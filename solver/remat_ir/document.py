@@ -1,18 +1,290 @@
 """Documents of the wire, each declared once: what reads them, and the JSON Schema that describes them.
 
-What needs more than one member, such as an index that must name an op, is checked by the object that is made of the
-document.
+Each kind of a member says what is accepted (`read`) and how it is described (`schema`). What needs more than one
+member, such as an index that must name an op, is checked by the object that is made of the document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from .errors import InvalidData
-from .kinds import AnyObject, Kind, Schema
-from .read import members, parse
+from .read import LARGEST_INTEGER, array, column, escape, integer, integer_rows, integers, kind, members, parse
+
+Schema = dict[str, Any]
+
+
+class Kind(Protocol):
+    """What a member of a document may be."""
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """The value as Python holds it.
+
+        Raises:
+            InvalidData: it is of another kind, or out of range; the message begins with `what`.
+        """
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer from `least` to `most`; booleans and floats are refused, also 1.0."""
+
+    least: int = 0
+    most: int = LARGEST_INTEGER
+
+    def read(self, value: object, what: str, pointer: str) -> int:
+        """As it is."""
+        return integer(value, what, pointer, self.least, self.most)
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+class AnyInteger(Integer):
+    """An integer of an answer: its reader leaves the range to who wrote it."""
+
+    def read(self, value: object, what: str, pointer: str) -> int:
+        """As it is."""
+        return value if type(value) is int else integer(value, what, pointer)
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return {"type": "integer"}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number: at least `least`, or above `above`; below `below`."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def read(self, value: object, what: str, pointer: str) -> float:
+        """As a float."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidData(f"{what} must be a number, not {kind(value)}", pointer)
+        try:
+            found = float(value)
+        except OverflowError:
+            raise InvalidData(f"{what} is too large", pointer) from None
+        if not math.isfinite(found):
+            raise InvalidData(f"{what} must be finite", pointer)
+        if (
+            (self.least is not None and found < self.least)
+            or (self.above is not None and found <= self.above)
+            or (self.below is not None and found >= self.below)
+        ):
+            raise InvalidData(f"{what} must be {self._range()}, not {found}", pointer)
+        return found
+
+    def _range(self) -> str:
+        if self.above is not None:
+            return "positive" if self.above == 0 else f"above {self.above:g}"
+        least = "" if self.least is None else f"at least {self.least:g}"
+        below = "" if self.below is None else f"below {self.below:g}"
+        return " and ".join(part for part in (least, below) if part)
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        limits = {"minimum": self.least, "exclusiveMinimum": self.above, "exclusiveMaximum": self.below}
+        return {"type": "number"} | {key: limit for key, limit in limits.items() if limit is not None}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A boolean."""
+
+    def read(self, value: object, what: str, pointer: str) -> bool:
+        """As it is."""
+        if not isinstance(value, bool):
+            raise InvalidData(f"{what} must be a boolean, not {kind(value)}", pointer)
+        return value
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string; one with a `longest` is stored, and holds nothing that a database refuses.
+
+    Attributes:
+        words: the strings that are written; a reader accepts others, which a later version may write.
+        called: what the string is, for the message to who sends something else.
+    """
+
+    longest: int | None = None
+    words: tuple[str, ...] = ()
+    called: str = "a string"
+
+    def read(self, value: object, what: str, pointer: str) -> str:
+        """As it is."""
+        if not isinstance(value, str):
+            raise InvalidData(f"{what} must be {self.called}, not {kind(value)}", pointer)
+        if self.longest is not None:
+            if not 0 < len(value) <= self.longest:
+                raise InvalidData(f"{what} must have 1 to {self.longest} characters", pointer)
+            if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+                raise InvalidData(f"{what} holds a character that can't be stored", pointer)
+        return value
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        if self.words:
+            return {"type": "string", "enum": list(self.words)}
+        return {"type": "string"} | ({} if self.longest is None else {"minLength": 1, "maxLength": self.longest})
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of entries of one kind.
+
+    Attributes:
+        shortest, longest: entries, as the schema says.
+        cap: entries at which a reader stops where the schema says nothing.
+    """
+
+    of: Kind
+    shortest: int = 0
+    longest: int | None = None
+    cap: int | None = None
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As a tuple."""
+        items = array(value, what, pointer, self.cap if self.longest is None else self.longest)
+        if len(items) < self.shortest:
+            raise InvalidData(f"{what} is empty", pointer)
+        return tuple(self.of.read(item, f"{what}[{i}]", f"{pointer}/{i}") for i, item in enumerate(items))
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        limits = {"minItems": self.shortest or None, "maxItems": self.longest}
+        found = {key: limit for key, limit in limits.items() if limit is not None}
+        return {"type": "array", "items": self.of.schema(), **found}
+
+
+@dataclass(frozen=True)
+class Column(Array):
+    """An array of integers whose range and number are left to who makes an object of it, and knows what an index is."""
+
+    of: Kind = field(default_factory=Integer)
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As a tuple, or, where it has a cap, the column that it is."""
+        if self.cap is not None:
+            return column(value, what, pointer, self.cap)
+        return integers(value, what, pointer, self.longest)
+
+
+@dataclass(frozen=True)
+class ColumnOfRows(Array):
+    """An array of such arrays."""
+
+    of: Column = field(default_factory=Column)
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As tuples, or the rows that it is."""
+        return integer_rows(value, what, pointer, self.cap, self.of.cap)
+
+
+class Unread(Array):
+    """An array whose entries are left to who makes an object of it."""
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As it is."""
+        return array(value, what, pointer, self.cap)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An array of one integer for each of `names`."""
+
+    names: tuple[str, ...]
+
+    def read(self, value: object, what: str, pointer: str) -> tuple[int, ...]:
+        """As a tuple."""
+        items = array(value, what, pointer)
+        if len(items) != len(self.names):
+            raise InvalidData(f"{what} must be [{', '.join(self.names)}]", pointer)
+        named = zip(self.names, items, strict=True)
+        return tuple(integer(item, f"{what}: {name}", f"{pointer}/{i}") for i, (name, item) in enumerate(named))
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return Array(Integer(), len(self.names), len(self.names)).schema()
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """An object of at most `longest` members, whose keys are data too.
+
+    Attributes:
+        called: what a key, and what an entry is called.
+    """
+
+    key: Text
+    of: Kind
+    longest: int
+    called: tuple[str, str]
+
+    def read(self, value: object, what: str, pointer: str) -> dict[str, Any]:
+        """As a dictionary."""
+        if not isinstance(value, Mapping):
+            raise InvalidData(f"{what} must be an object, not {kind(value)}", pointer)
+        if len(value) > self.longest:
+            raise InvalidData(f"{what} has {len(value)} entries, more than the {self.longest} allowed", pointer)
+        return {
+            self.key.read(key, self.called[0], pointer): self.of.read(
+                entry, f"{self.called[1]} {key[:60]!r}", f"{pointer}/{escape(key)[:100]}"
+            )
+            for key, entry in value.items()
+        }
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        key = {name: limit for name, limit in self.key.schema().items() if name != "type"}
+        return {
+            "type": "object",
+            "additionalProperties": self.of.schema(),
+            "maxProperties": self.longest,
+            "propertyNames": key,
+        }
+
+
+class Anything:
+    """Any value."""
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As it is."""
+        return value
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return {}
+
+
+class AnyObject:
+    """Any object."""
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As it is."""
+        if not isinstance(value, Mapping):
+            raise InvalidData(f"{what} must be an object, not {kind(value)}", pointer)
+        return value
+
+    def schema(self) -> Schema:
+        """The JSON Schema."""
+        return {"type": "object", "additionalProperties": True}
+
 
 COMPONENTS = "#/components/schemas/"
 """Where OpenAPI keeps the schemas that others refer to."""

@@ -11,9 +11,8 @@ from itertools import accumulate, chain, islice
 from operator import le
 from typing import Any
 
-from .document import Document, Member, Nested
+from .document import Array, Column, ColumnOfRows, Document, Integer, Member, Nested, Text
 from .errors import InvalidData
-from .kinds import Array, Column, ColumnOfRows, Integer, Text
 from .link import LINK, Link
 from .read import LARGEST_INTEGER, Rows, integer, length_of_rows
 

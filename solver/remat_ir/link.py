@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .document import Document, Member
-from .kinds import Integer
+from .document import Document, Integer, Member
 from .read import integer
 
 LINK = Document(

@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from .document import Document, Member
+from .document import AnyObject, Document, Flag, Member, Unread
 from .errors import InvalidData
 from .graph import MOST_INPUTS, MOST_OPS, Graph, graph_of
-from .kinds import AnyObject, Flag, Unread
 from .read import LARGEST_INTEGER, kind, parse
 
 COSTS = ("cost", "cost_cpu", "duration")

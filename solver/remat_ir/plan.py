@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from .document import Document, Member
+from .document import Anything, Array, Document, Member, Unread
 from .errors import InvalidData
 from .graph import Graph
-from .kinds import Anything, Array, Unread
 from .read import integers, kind
 
 FORMAT = "remat-plan/1"

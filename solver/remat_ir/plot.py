@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .chain import Chain
 from .errors import InvalidData
-from .subject import AnyPlan, Subject, plain_plan_of, replay_any
+from .problem import AnyPlan, Subject, plain_plan_of, replay_any
 
 
 class Run(NamedTuple):

@@ -14,7 +14,7 @@ from .chain import Chain
 from .chain_plan import TRANSFERS, ChainPlan, Verb
 from .graph import Graph
 from .plan import Compute, Free, Plan
-from .subject import AnyPlan, Subject
+from .problem import AnyPlan, Subject
 from .tags import is_tagged
 
 ONE_PER_STAGE = "one-recomputation-per-stage"

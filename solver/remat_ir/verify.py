@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .errors import InvalidPlan
-from .problem import Problem
-from .subject import AnyPlan, Subject, replay_any
+from .problem import AnyPlan, Problem, Subject, replay_any
 from .words import readable
 
 

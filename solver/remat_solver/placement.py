@@ -33,7 +33,7 @@ from remat_ir import (
     Wait,
     graph_of,
 )
-from remat_ir.chain_lift import STEP_OF_VERB
+from remat_ir.chain_plan import STEP_OF_VERB
 
 from .array_view import Ids
 

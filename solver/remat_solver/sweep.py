@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from remat_ir import Answer, InvalidData, Problem, Progress, Status, Verdict, plain_peak
+from remat_ir.problem import Subject, plain_plan_of
 from remat_ir.proof import certifiable
-from remat_ir.subject import Subject, plain_plan_of
 
 from .bounds import least_need
 from .deadline import Deadline

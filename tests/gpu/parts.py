@@ -24,7 +24,7 @@ from remat.lowering import lower
 from remat.lowering.link import StreamLink, UnderWay
 from remat.profiling import measure
 from remat_ir import Answer
-from remat_ir.greedy.plans import checkpointed
+from remat_ir.greedy import checkpointed
 
 Samples = dict[str, Any]
 ROUNDS, STEPS, SEEDS = 10, 20, 5

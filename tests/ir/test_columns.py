@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs
-from remat_ir import Chain, Graph, InvalidData, columns
-from remat_ir.columns import separate
-from remat_ir.read import Rows, parse
+from remat_ir import Chain, Graph, InvalidData, read
+from remat_ir.read import Rows, parse, separate
 
 SETTINGS = settings(max_examples=examples(200), deadline=None, derandomize=True)
 MOST = 1 << 30
@@ -26,8 +25,8 @@ MOST = 1 << 30
 def _short() -> Any:
     """Arrays count as long from two characters on, and are decoded a few bytes at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_CUT", re.compile(columns._CUT.pattern.replace(b"1024", b"2"), re.DOTALL))
-        patch.setattr(columns, "_STEP", 20)
+        patch.setattr(read, "_CUT", re.compile(read._CUT.pattern.replace(b"1024", b"2"), re.DOTALL))
+        patch.setattr(read, "_STEP", 20)
         yield
 
 

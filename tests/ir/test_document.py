@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from drawn import examples, graphs
 from remat_ir import Answer, Chain, InvalidData, Join, Problem, plain_peak, plain_plan
 from remat_ir.answer import ANSWER
-from remat_ir.document import COMPONENTS, Document, Member, with_nested
-from remat_ir.kinds import Number, Text
+from remat_ir.document import COMPONENTS, Document, Member, Number, Text, with_nested
 from remat_ir.problem import PROBLEMS
 
 SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=True)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs, linear_graphs
 from remat_ir import Graph, InvalidData, RematError, graph_of
-from remat_ir.document import Member
+from remat_ir.document import Column, Member
 from remat_ir.graph import GRAPH
-from remat_ir.kinds import Column
 
 SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 LARGEST = 2**53

@@ -12,8 +12,7 @@ from scipy.optimize import linprog
 from remat_ir import Compute, Graph, Plan, Problem, problem_digest
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.certificate import Column, Row
-from remat_ir.proof.check import inequality, relaxation_of
-from remat_ir.proof.rounding import KIND, Rounding, summed
+from remat_ir.proof.check import KIND, Rounding, inequality, relaxation_of, summed
 from remat_ir.proof.rows import Inequality, InvalidProof, Relaxation
 from solver.little import problems
 

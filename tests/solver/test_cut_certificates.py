@@ -12,7 +12,7 @@ from benchmarks.graphs.instances import instance
 
 from remat_ir import Problem, budget_at, verify_answer
 from remat_ir.proof import Leaf, StageProof, carried, prove
-from remat_ir.proof.rounding import KIND
+from remat_ir.proof.check import KIND
 from remat_ir.proof.rows import CHEAPER
 from remat_solver import solve
 from remat_solver.array_view import view_of

@@ -15,9 +15,8 @@ from drawn import examples
 from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, problem_digest, verify
 from remat_ir.proof import InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
 from remat_ir.proof.certificate import Row
-from remat_ir.proof.check import inequality
+from remat_ir.proof.check import Rounding, inequality, rounded
 from remat_ir.proof.pairs import PairCheck
-from remat_ir.proof.rounding import Rounding, rounded
 from remat_ir.proof.rows import Inequality, Relaxation
 from solver.brute import optimum
 from solver.little import little_graph

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from remat_ir import Problem, plain_peak
-from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, prove
-from remat_ir.proof.rounding import KIND
+from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, check, prove
+from remat_ir.proof.check import KIND
 from remat_ir.proof.rows import CHEAPER, Relaxation
 from remat_ir.proof.transfers import LINK_KINDS
 from remat_ir.working_set import working_set
@@ -126,7 +126,8 @@ def test_a_checker_that_forgets_which_plans_a_row_holds_for_is_caught(
 ) -> None:
     """With the limit of a rounded row lost, or that of all rows of a leaf, some certificate is above the optimum."""
     if where == "rounding":
-        monkeypatch.setattr("remat_ir.proof.rounding.least", lambda numbers: None)
+        made = check.rounded
+        monkeypatch.setattr(check, "rounded", lambda *given: made(*given)._replace(extra_ns=None))
     else:
         row = Relaxation.inequality
         monkeypatch.setattr(Relaxation, "inequality", lambda on, name: row(on, name)._replace(extra_ns=None))

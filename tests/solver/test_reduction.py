@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from chains import chains
 from drawn import examples, linear_graphs, sequences
 from remat_ir import Chain, Graph, Problem, plan_of, verify
-from remat_ir.subject import plain_plan_of
+from remat_ir.problem import plain_plan_of
 from remat_solver.chain import LinearNetwork
 from remat_solver.lift import Lift
 

@@ -21,7 +21,7 @@ from remat.planning.budget import Budget
 from remat.profiling import measure, timing
 from remat.profiling.optimizers import update_memory
 from remat_ir import Answer, Problem
-from remat_ir.greedy.plans import checkpointed
+from remat_ir.greedy import checkpointed
 from standin import device
 from standin.movable import moved
 from standin.test_faults import Wide

@@ -1,10 +1,9 @@
 """Certificates: a proof of a bound, or that no plan fits, as data that plain Python checks in whole numbers."""
 
-from .carry import carried
+from .carry import carried, prove
 from .certificate import Branch, Leaf, PairProof, Proof, StageProof, WindowProof, read_proof
 from .check import Proved, certifiable, graph_of_subject
 from .pairs import certain_need
-from .proved import prove
 from .rows import InvalidProof
 
 __all__ = [

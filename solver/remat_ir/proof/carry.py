@@ -1,8 +1,9 @@
-"""A certificate for another budget or other costs: its rows are written anew for the problem at hand.
+"""What a certificate proves about its problem, and about one of another budget or other costs.
 
-For another budget nothing else changes: memory rows have another right side, and a row whose premise fails (a cover
-that fits a larger budget) counts as absent. A smaller budget never proves less, since only right sides fall. Rows that
-are rounded from others are taken as they were where that holds, and also with the new right sides; the better counts.
+For those its rows are written anew for the problem at hand. For another budget nothing else changes: memory rows have
+another right side, and a row whose premise fails (a cover that fits a larger budget) counts as absent. A smaller budget
+never proves less, since only right sides fall. Rows that are rounded from others are taken as they were where that
+holds, and also with the new right sides; the better counts.
 
 For other costs the same multipliers prove nothing: at a tenth of the costs they would outweigh what there is to save.
 So each leaf is scaled by a factor t ≥ 0 of its own. Its bound is concave and piecewise linear in t, hence its greatest
@@ -23,10 +24,39 @@ from ..graph import Graph
 from ..problem import Problem
 from ..read import LARGEST_INTEGER
 from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof, WindowProof
-from .check import graph_of_subject, inequality, leaf_bound, prove_stages, relaxation_of
-from .rounding import KIND, Rounding, summed
+from .check import (
+    KIND,
+    Proved,
+    Rounding,
+    graph_of_subject,
+    inequality,
+    leaf_bound,
+    prove_stages,
+    relaxation_of,
+    summed,
+)
+from .pairs import PairCheck, check_pairs
 from .rows import Inequality, InvalidProof, Relaxation
-from .windows import Windows
+from .windows import Windows, prove_windows
+
+
+def prove(problem: Problem, proof: Proof) -> Proved:
+    """What a certificate proves about a problem: a graph, or a chain without a link, taken as its lift.
+
+    Raises:
+        InvalidProof: it is for another problem, or proves nothing; the message says why.
+    """
+    if proof.digest != problem_digest(problem):
+        raise InvalidProof("the certificate is for another problem: its digest is not the problem's")
+    graph = graph_of_subject(problem)
+    capacity = problem.budget_bytes - graph.fixed_bytes
+    if isinstance(proof, PairProof):
+        check_pairs(PairCheck(graph, capacity, proof))
+        return Proved(None)
+    if isinstance(proof, WindowProof):
+        return prove_windows(graph, capacity, proof)
+    return prove_stages(graph, capacity, proof)
+
 
 _FINEST = 2**20
 """Scaled multipliers are rounded down to this fraction of the denominator that they had, at the finest."""

@@ -20,7 +20,7 @@ MOST_PARTS = 1_000
 MOST_WINDOWS = 100_000
 
 Row: TypeAlias = tuple[str | int, ...]
-"""The kind of a row, then the numbers that say which one; see `rows.KINDS` and `rounding`."""
+"""The kind of a row, then the numbers that say which one; see `rows.KINDS` and `check.Rounding`."""
 Column: TypeAlias = tuple[str | int, ...]
 """("run", a, b, op), ("hold", c, value) or ("through", c, value); see `rows`."""
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from ..chain import Chain
 from ..graph import Graph
-from ..subject import Subject
+from ..problem import Subject
 from .certificate import PairProof
 from .rows import InvalidProof
 

@@ -20,8 +20,7 @@ import numpy as np
 from remat_ir import Plan, Problem, problem_digest
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof
 from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Row
-from remat_ir.proof.check import inequality, prove_stages, relaxation_of
-from remat_ir.proof.rounding import KIND, Rounding, summed
+from remat_ir.proof.check import KIND, Rounding, inequality, prove_stages, relaxation_of, summed
 from remat_ir.proof.rows import CHEAPER, Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 

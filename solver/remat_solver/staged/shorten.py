@@ -23,8 +23,7 @@ import numpy as np
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.carry import boxes
 from remat_ir.proof.certificate import Column
-from remat_ir.proof.check import inequality
-from remat_ir.proof.rounding import KIND
+from remat_ir.proof.check import KIND, inequality
 from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 

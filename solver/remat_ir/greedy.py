@@ -1,11 +1,22 @@
-"""One walk through a graph inside a limit in bytes: evict under pressure, recompute on demand."""
+"""A valid plan at once, in plain Python, with nothing proved about it: evict under pressure, recompute on demand.
+
+The ops are run in order inside the budget. Where memory is short, the resident value is evicted that costs the least to
+make again per byte and per op until its next use, and missing inputs are recomputed on demand. The idea is that of
+dynamic tensor rematerialization (Kirisame et al., 2021, Section 3), with the true next use in place of its staleness,
+since the whole step is known here. The verifier never imports this module.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
-from ..graph import Graph
+from .graph import Graph
+from .plan import Plan, plain_plan, plan_of
+from .problem import plain_peak
+from .replay import replay
+from .working_set import working_set
 
 _NEVER = 1 << 60
 _DEPTH = 64
@@ -268,3 +279,182 @@ class _Walk:
                     seen.add(maker)
                     stack.append(maker)
         return cost
+
+
+_PRUNE_POLL = 16
+"""Recomputations between two looks at the clock."""
+
+
+def without_needless(
+    graph: Graph,
+    sequence: list[int],
+    budget_bytes: int,
+    most: int = 4_000,
+    stop: Callable[[], bool] = never,
+) -> list[int]:
+    """The sequence less those recomputations whose values could simply have stayed, the most expensive tried first.
+
+    Taking one out stretches the former instance of each value that it makes, from its last use to the next one. Where
+    `stop` says so, the rest stay.
+    """
+    if stop():
+        return sequence
+    profile = [moment.peak_bytes for moment in replay(graph, plan_of(graph, sequence)) if moment.op is not None]
+    uses: dict[tuple[int, int], list[int]] = {}  # (value, position made) -> positions that read that instance
+    latest: dict[int, int] = {}
+    made_at: dict[int, list[int]] = {}
+    for position, op in enumerate(sequence):
+        for value in graph.op_inputs[op]:
+            uses[value, latest[value]].append(position)
+        for value in graph.op_values[op]:
+            latest[value] = position
+            uses[value, position] = []
+        made_at.setdefault(op, []).append(position)
+    again = [position for positions in made_at.values() for position in positions[1:]]
+    again.sort(key=lambda position: (-graph.op_cost_ns[sequence[position]], position))
+    taken: set[int] = set()
+    for tried, position in enumerate(again[:most]):
+        if not tried % _PRUNE_POLL and stop():
+            break
+        op = sequence[position]
+        former = max(p for p in made_at[op] if p < position and p not in taken)
+        needed = [value for value in graph.op_values[op] if uses[value, position]]
+        stretches = [(max(uses[v, former], default=former - 1) + 1, graph.value_bytes[v]) for v in needed]
+        if not _stretch(profile, stretches, position, budget_bytes):
+            continue
+        for value in needed:
+            uses[value, former].extend(uses[value, position])
+        taken.add(position)
+    return [op for position, op in enumerate(sequence) if position not in taken]
+
+
+def _stretch(profile: list[int], stretches: list[tuple[int, int]], end: int, budget_bytes: int) -> bool:
+    """Add each (start, bytes) to the profile up to `end`; False, with nothing added, where that breaks the budget."""
+    for done, (start, size) in enumerate(stretches):
+        if max(profile[start : end + 1], default=0) + size > budget_bytes:
+            for undo, taken in stretches[:done]:
+                profile[undo : end + 1] = [bytes_then - taken for bytes_then in profile[undo : end + 1]]
+            return False
+        profile[start : end + 1] = [bytes_then + size for bytes_then in profile[start : end + 1]]
+    return True
+
+
+WEIGHTS = (0.5, 0.0, 1.0)
+"""Exponents of the distance to the next use that are tried, in this order."""
+
+
+def greedy_plan(
+    graph: Graph, budget_bytes: int, *, stop: Callable[[], bool] = never, tries: int = len(WEIGHTS)
+) -> Plan | None:
+    """The cheapest of a few eviction plans within the budget, or None if none was found; see `greedy_plans`."""
+    last = deque(greedy_plans(graph, budget_bytes, stop=stop, tries=tries), maxlen=1)
+    return last[0] if last else None
+
+
+def greedy_plans(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    stop: Callable[[], bool] = never,
+    tries: int = len(WEIGHTS),
+    failures: int = len(WEIGHTS),
+    skip: int = 0,
+    patient: bool = False,
+) -> Iterator[Plan]:
+    """A few plans within the budget in bytes, as they are found, each cheaper than the one before.
+
+    The plain plan alone where it fits; else the plan that computes the forward pass once more, where that fits, and
+    walks through the graph by several rules, all without those recomputations that the budget does not need.
+    Deterministic, as long as `stop` is.
+
+    Args:
+        stop: asked all the time; once it says so, what is under way is left, and a plan is yielded as it is.
+        tries: how many walks are made once one has led to a plan.
+        failures: after how many walks that have led to none it gives up.
+        skip: how many rules are left out, and with them the plan that computes the forward pass once more.
+        patient: the first walk is made to its end, whatever `stop` says.
+
+    >>> from remat_ir import graph_of
+    >>> graph = graph_of([1, 9, 1, 1], [4, 1, 4, 1], [[], [0], [1], [0, 2]])
+    >>> [plan.computes for plan in greedy_plans(graph, 9)]
+    [(0, 1, 2, 3)]
+    """
+    if plain_peak(graph) <= budget_bytes:
+        yield plain_plan(graph)
+        return
+    best: int | None = None
+    for order in _orders(graph, budget_bytes, stop, tries, failures, skip, patient):
+        order = without_needless(graph, order, budget_bytes, stop=stop)
+        cost = sum(graph.op_cost_ns[op] for op in order)
+        if best is None or cost < best:
+            best = cost
+            yield plan_of(graph, order)
+
+
+def _orders(
+    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int, skip: int, patient: bool
+) -> Iterator[list[int]]:
+    if not skip and (patient or not stop()):
+        again = checkpointed(graph)
+        if peak_of(graph, again) <= budget_bytes:
+            yield list(again.computes)
+    found = False
+    for count, weight in enumerate(WEIGHTS[skip:]):
+        until = never if patient and not count else stop
+        if count >= (tries if found else failures) or until():
+            return
+        order = walk(graph, budget_bytes, weight, until)
+        if order is not None:
+            found = True
+            yield order
+
+
+def least_memory(
+    graph: Graph,
+    *,
+    stop: Callable[[], bool] = never,
+    rounds: int = 12,
+    weights: tuple[float, ...] = WEIGHTS,
+    above_bytes: int | None = None,
+) -> Plan:
+    """A plan with a small peak, at whatever cost: walks inside limits halved towards the working-set bound.
+
+    The plain plan where nothing smaller is found. Where `stop` says so, the best so far. `weights` are
+    the rules that are tried in each round. `above_bytes`, a limit that walks were not inside of, is looked no further.
+    """
+    low, plan = working_set(graph).least_bytes if above_bytes is None else above_bytes + 1, plain_plan(graph)
+    high = plain_peak(graph)
+    for number in range(rounds):
+        if low >= high or stop():
+            break
+        middle = low if number == 0 and above_bytes is None else (low + high) // 2
+        orders = (walk(graph, middle, weight, stop) for weight in weights)
+        found = next((plan_of(graph, order) for order in orders if order is not None), None)
+        if found is None:
+            low = middle + 1
+        else:
+            plan, high = found, peak_of(graph, found)
+    return plan
+
+
+def peak_of(graph: Graph, plan: Plan) -> int:
+    """The peak of a valid plan in bytes, fixed bytes included."""
+    return max(moment.peak_bytes for moment in replay(graph, plan))
+
+
+def checkpointed(graph: Graph) -> Plan:
+    """The plan that computes the forward pass once more when the backward pass begins, and holds what it cannot.
+
+    Of a graph without a backward pass it is the plain plan.
+    """
+    boundary = graph.backward_from
+    if boundary is None:
+        return plain_plan(graph)
+    again: set[int] = set()
+    stack = [v for op in range(boundary, graph.ops) for v in graph.op_inputs[op]]
+    while stack:
+        maker = graph.value_op[stack.pop()]
+        if maker < boundary < graph.last_stage[maker] and maker not in again:
+            again.add(maker)
+            stack.extend(graph.op_inputs[maker])
+    return plan_of(graph, (*range(boundary + 1), *sorted(again), *range(boundary + 1, graph.ops)))
