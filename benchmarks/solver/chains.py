@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.harness.table import head, row
+from benchmarks.solver.fluid import fluid_makespan
 from remat_ir import Chain, InvalidPlan, Problem, budget_at, verify
 from remat_solver import solve
 from remat_solver.chain import Table
 from remat_solver.chain.table import Needs
-from remat_solver.offload import OffloadTable, fluid_makespan
+from remat_solver.offload import OffloadTable
 
 Made = TypeVar("Made")
 _FINE = 150

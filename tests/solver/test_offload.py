@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from benchmarks.solver.fluid import fluid_makespan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +15,8 @@ from chains import chains
 from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
-from remat_solver.offload import OffloadTable, fluid_makespan, makespan_bound, repaired_plan, tensor_plan
-from remat_solver.offload.fluid import moved_bytes
+from remat_solver.offload import OffloadTable, makespan_bound, repaired_plan, tensor_plan
+from remat_solver.offload.table import moved_bytes
 from solver.chain_brute import best_cost
 from solver.offload_brute import all_schedules
 

@@ -18,8 +18,7 @@ from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
 from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable
 from .bound import makespan_bound
-from .fluid import Schedule, moved_bytes
-from .table import OffloadTable, states
+from .table import OffloadTable, Schedule, moved_bytes, states
 
 COARSE = 25
 """Slots of the first tables where the host has a limit: each price takes a table."""

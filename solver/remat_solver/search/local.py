@@ -33,15 +33,15 @@ def start_of(number: int, moves: int, ops: int) -> float:
     return (COOL, HOT, WARM)[number % 3]
 
 
-def cooling(hot: float, moves: int, slice_moves: int) -> Iterator[tuple[int, float, float]]:
-    """The slices of a cycle: how many moves, and between which temperatures, the last one ending at `COLD`.
+def cooling(hot: float, moves: int, slice_moves: int, cold: float = COLD) -> Iterator[tuple[int, float, float]]:
+    """The slices of a cycle: how many moves, and between which temperatures, the last one ending at `cold`.
 
     >>> [(moves, round(end, 3)) for moves, _, end in cooling(2.0, 5, 2)]
     [(2, 0.126), (2, 0.008), (1, 0.002)]
     """
     for made in range(0, moves, slice_moves):
         now = min(slice_moves, moves - made)
-        yield now, hot * (COLD / hot) ** (made / moves), hot * (COLD / hot) ** ((made + now) / moves)
+        yield now, hot * (cold / hot) ** (made / moves), hot * (cold / hot) ** ((made + now) / moves)
 
 
 SLICE, SHORT_SLICE = 8192, 2048

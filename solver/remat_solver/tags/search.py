@@ -16,6 +16,7 @@ from remat_ir.tags import tagged_plan
 from remat_ir.working_set import pinned_ops
 
 from .._numba import inner, kernel
+from ..search.local import cooling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -282,13 +283,10 @@ class TagSearch:
         """Anneal once; `stop` is asked every thousand moves or so. `heat` multiplies the first temperature."""
         if not len(self.free):
             return
-        hot, done = _HOT * heat, 0
-        while done < moves and not stop():
-            now = min(_SLICE, moves - done)
-            start = hot * (_COLD / hot) ** (done / moves)
-            end = hot * (_COLD / hot) ** ((done + now) / moves)
+        for now, start, end in cooling(_HOT * heat, moves, _SLICE, _COLD):
+            if stop():
+                return
             self._anneal(now, start, end)
-            done += now
 
     def resume_best(self) -> None:
         """Go on from the best set, if there is one."""
