@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from remat_ir.read import LARGEST_INTEGER
 from ..backends import CoverRow, Cutting, DerivedRow, Tree
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..program import Floats, Names, Program
+from ..program import Floats, Program
+from .rows import Round
 from .scale import Scale, balance_of, row_factors
 from .shorten import Solve, shortened
 
@@ -65,30 +66,6 @@ class FloatLeaf:
     rows: Sequence[int]
     duals: Floats
     empty: bool = False
-
-
-class Round(Protocol):
-    """What a certificate is written of: a program whose rows and columns have names, and its coarse stages."""
-
-    @property
-    def program(self) -> Program:
-        """The program."""
-
-    @property
-    def names(self) -> Names:
-        """Of its rows."""
-
-    @property
-    def column_names(self) -> Names:
-        """Of its columns."""
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """The ops that end coarse stages."""
-
-    @property
-    def wide(self) -> tuple[tuple[int, int], ...]:
-        """(a, b) of spans with variables of their own, a < b."""
 
 
 class Certifier:

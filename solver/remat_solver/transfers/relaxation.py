@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,28 +39,24 @@ from remat_ir import Link
 
 from ..array_view import ArrayView, Ids
 from ..deadline import never
-from ..program import Booleans, Builder, Floats, Name, Names, Program, Term
+from ..program import Booleans, Builder, Floats, Name, Term
+from ..staged import relaxation as staged
 from ..staged.relaxation import ONE, ZERO, left_at_cut, values_of
+from ..staged.rows import Round
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """Where the variables are: per coarse stage [ops] R, and [values] S, H, X, P; per coarse stage W; [c, d] G."""
+class Columns(staged.Columns):
+    """Where the variables are: per coarse stage [ops] R, and [values] S, H, X, P; per coarse stage W; [c, d] G.
 
-    cuts: tuple[int, ...]
-    first: tuple[int, ...]
-    runs: tuple[Ids, ...]
-    holds: tuple[Ids, ...]
+    Coarse stage 0 has variables, too.
+    """
+
     hosts: tuple[Ids, ...]
     out: tuple[Ids, ...]
     back: tuple[Ids, ...]
     idle: Ids
     running: Ids
-
-    @property
-    def stages(self) -> int:
-        """The number of coarse stages."""
-        return len(self.cuts)
 
 
 def copy_times(view: ArrayView, link: Link) -> tuple[Ids, Ids]:
@@ -76,23 +71,11 @@ def ample_ns(view: ArrayView, link: Link) -> int:
     return 8 * (int(view.cost.sum()) + sum(int(time.sum()) for time in copy_times(view, link)))
 
 
-class Written(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Written(Round):
     """A relaxation's program, where its variables are, and what its rows and columns are called in a certificate."""
 
-    program: Program
     columns: Columns
-    names: Names
-    column_names: Names
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """The ops that end coarse stages."""
-        return self.columns.cuts
-
-    @property
-    def wide(self) -> tuple[tuple[int, int], ...]:
-        """Spans of coarse stages with variables of their own: there are none."""
-        return ()
 
 
 def relax(
@@ -117,7 +100,7 @@ def relax(
             _recomputations(view, columns, c, charged.get(c, set()), builder)
         _copies(view, columns, c, builder)
         _link_time(view, columns, c, times, builder)
-    return Written(builder.program(), columns, builder.names(), builder.column_names())
+    return Written(builder.program(), columns, builder.names(), builder.column_names(), ())
 
 
 def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], ample: int, builder: Builder) -> Columns:
@@ -150,7 +133,8 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], amp
             running[c] = builder.variables(2, upper=longest, integer=False, name=name)
     name = ("idle", np.arange(len(cuts)))
     idle = builder.variables(len(cuts), cost=1.0, upper=float(ample), integer=False, name=name)
-    return Columns(cuts, first, tuple(runs), tuple(holds), tuple(hosts), tuple(out), tuple(back), idle, running)
+    count = builder.columns
+    return Columns(cuts, first, tuple(runs), tuple(holds), count, tuple(hosts), tuple(out), tuple(back), idle, running)
 
 
 def _marked(count: int, chosen: Booleans, columns: Ids) -> Ids:
