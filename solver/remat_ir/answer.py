@@ -13,7 +13,7 @@ from .errors import InvalidData
 from .plot import draw_memory, figure_of
 from .problem import PLAN, AnyPlan, Problem, read_plan
 from .proof.certificate import Proof, read_proof
-from .read import kind, members, parse
+from .read import kind, members, parsed
 from .verify import verify
 
 
@@ -324,8 +324,7 @@ class Answer:
         Raises:
             InvalidData: not an answer; the message says which member.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
+        data = parsed(data)
         if not isinstance(data, dict):
             raise InvalidData(f"answer must be an object, not {kind(data)}")
         known = {name: data[name] for name in ANSWER.members if name in data}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from .errors import InvalidData
-from .read import LARGEST_INTEGER, array, column, escape, integer, integer_rows, integers, kind, members, parse
+from .read import LARGEST_INTEGER, array, column, escape, integer, integer_rows, integers, kind, members, parsed
 
 Schema = dict[str, Any]
 
@@ -385,8 +385,7 @@ class Document:
         Raises:
             InvalidData: not an object, a missing or unknown member, another format, or a member that is refused.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
+        data = parsed(data)
         required = [name for name, member in self.members.items() if member.required]
         found = members(data, self.what, required, self.members, self.formats[0] if self.formats else None)
         return {

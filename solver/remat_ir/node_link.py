@@ -9,7 +9,7 @@ from typing import Any
 from .document import AnyObject, Document, Flag, Member, Unread
 from .errors import InvalidData
 from .graph import MOST_INPUTS, MOST_OPS, Graph, graph_of
-from .read import LARGEST_INTEGER, kind, parse
+from .read import LARGEST_INTEGER, kind, parsed
 
 COSTS = ("cost", "cost_cpu", "duration")
 """What a node's cost is called: here, in Checkmate's graphs, in Moccasin's."""
@@ -61,8 +61,7 @@ def from_node_link(data: object, *, order: Sequence[Hashable] | None = None) -> 
     >>> from_node_link({"nodes": nodes, "links": [{"source": "a", "target": "b"}]}).op_inputs
     ((), (0,))
     """
-    if isinstance(data, (str, bytes)):
-        data = parse(data)
+    data = parsed(data)
     if not isinstance(data, Mapping):
         raise InvalidData(f"node-link data must be an object, not {kind(data)}")
     found = NODE_LINK.read({name: data[name] for name in NODE_LINK.members if name in data})

@@ -21,7 +21,7 @@ from .join import PLAN_FORMAT as JOIN_PLAN
 from .node_link import NODE_LINK, from_node_link, is_node_link
 from .plan import FORMAT as GRAPH_PLAN
 from .plan import Plan, plain_plan, plan_document
-from .read import integer, kind, parse
+from .read import integer, kind, parsed
 from .replay import Moment, replay
 
 Subject: TypeAlias = Graph | Chain | Join
@@ -34,8 +34,7 @@ def read_graph(data: object) -> Graph:
     Raises:
         InvalidData: malformed in any way; the message names key and index.
     """
-    if isinstance(data, (str, bytes)):
-        data = parse(data)
+    data = parsed(data)
     return from_node_link(data) if is_node_link(data) else Graph.from_json(data)
 
 
@@ -62,8 +61,7 @@ def read_plan(data: object) -> AnyPlan:
     Raises:
         InvalidData: malformed in any way; the message names the step.
     """
-    if isinstance(data, (str, bytes)):
-        data = parse(data)
+    data = parsed(data)
     form = data.get("format") if isinstance(data, dict) else None
     if form == CHAIN_PLAN:
         return ChainPlan.from_json(data)
@@ -156,8 +154,7 @@ class Problem:
         Raises:
             InvalidData: malformed in any way; the pointer leads to the place.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
+        data = parsed(data)
         if not isinstance(data, dict):
             raise InvalidData(f"problem must be an object, not {kind(data)}")
         keys = [key for key in PROBLEMS if key in data] or ["graph"]

@@ -83,6 +83,11 @@ def parse(
         raise InvalidData(f"not JSON that remat reads: {error}") from None
 
 
+def parsed(data: object) -> Any:
+    """What a JSON text says; what is no text as it is."""
+    return parse(data) if isinstance(data, (str, bytes)) else data
+
+
 def members(
     data: object, what: str, required: Iterable[str], optional: Iterable[str] = (), format_name: str | None = None
 ) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import InvalidData
-from ..read import LARGEST_INTEGER, array, integer, integers, kind, members, parse
+from ..read import LARGEST_INTEGER, array, integer, integers, kind, members, parsed
 
 FORMAT = "remat-proof/1"
 MOST_ROWS = 200_000
@@ -143,8 +143,7 @@ def read_proof(data: object) -> Proof:
     Raises:
         InvalidData: malformed in any way; the message and the pointer say where.
     """
-    if isinstance(data, (str, bytes)):
-        data = parse(data)
+    data = parsed(data)
     if isinstance(data, dict) and data.get("by") == "pairs":
         found = members(data, "proof", required=("by", "problem", "op", "pairs"), format_name=FORMAT)
         pairs = _pairs(found["pairs"], "pairs", "/pairs", MOST_PAIRS)
