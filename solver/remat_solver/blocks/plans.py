@@ -8,7 +8,7 @@ from remat_ir import Graph, plan_of
 from remat_ir.plan import permitted, without_unread
 
 from ..array_view import ArrayView, Trace, trace, view_of
-from ..deadline import TimeUp
+from ..deadline import TimeUp, never
 from ..incumbent import Incumbent
 from .segments import Block, Segments, joined, segments_of
 from .table import NEVER, BlockTable, Item, Menu, menu_of
@@ -65,7 +65,7 @@ def slots_of(segments: int) -> int:
     return max(_FEWEST_SLOTS, min(_MOST_SLOTS, int(6 * _WORK / segments**3)))
 
 
-def menus_of(blocks: Iterable[Block], *, stopped: Callable[[], bool] = lambda: False) -> list[Menu]:
+def menus_of(blocks: Iterable[Block], *, stopped: Callable[[], bool] = never) -> list[Menu]:
     """The menu of each block; equal blocks share one, found once."""
     known: dict[Graph, Menu] = {}
     menus: list[Menu] = []

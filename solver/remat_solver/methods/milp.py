@@ -1,4 +1,7 @@
-"""Branch and bound on the stage programs: the paper's, the tight one, and forward recomputation only."""
+"""Branch and bound on the stage programs: the paper's, the tight one, and forward recomputation only.
+
+For small graphs there is also the program that chooses the op order too.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remat_ir import Plan, duration, readable
+from remat_ir import InvalidPlan, Plan, duration, readable, verify
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, described, recomputations_per_stage
 
@@ -17,14 +20,17 @@ from ..formulate import (
     SECONDS_PER_ENTRY,
     Formulation,
     Reductions,
+    any_order,
     checkmate,
     engine_bytes,
     entries,
     forward,
+    reordered,
     tight,
 )
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
+from ..program import Floats
 from .fallback import Spare, cost_of
 
 _MOST_TIGHTENINGS = 6
@@ -63,7 +69,7 @@ class MilpOptions:
 
 @dataclass(frozen=True)
 class TightOptions(MilpOptions):
-    """How to solve the tight program: the paper's options, and a switch for each of `Reductions`."""
+    """How to solve the tight program: the paper's options, and one for each of `Reductions`."""
 
     collapse: bool = Reductions.collapse
     reach: bool = Reductions.reach
@@ -73,17 +79,35 @@ class TightOptions(MilpOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _SWITCHES:
+        for name in _REDUCTIONS:
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
 
     @property
     def reductions(self) -> Reductions:
-        """The switches."""
-        return Reductions(**{name: getattr(self, name) for name in _SWITCHES})
+        """Those that are chosen."""
+        return Reductions(**{name: getattr(self, name) for name in _REDUCTIONS})
 
 
-_SWITCHES = tuple(field.name for field in dataclasses.fields(Reductions))
+_REDUCTIONS = tuple(field.name for field in dataclasses.fields(Reductions))
+
+
+@dataclass(frozen=True)
+class OrderOptions(MilpOptions):
+    """As for the paper's program; the stages of each op are one.
+
+    Attributes:
+        most_ops: larger graphs are refused: the program has a symmetry that engines do not see through.
+    """
+
+    most_ops: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.most_ops) is not int or not 1 <= self.most_ops <= 1000:
+            raise ValueError(f"most_ops must be an integer from 1 to 1000, not {self.most_ops!r}")
+        if self.recomputations != 1:
+            raise ValueError("recomputations must be 1: an op may run in any stage, once in each")
 
 
 def formulation_of(method: str, view: ArrayView, options: MilpOptions, stop: Callable[[], bool] = never) -> Formulation:
@@ -152,7 +176,7 @@ def _solve(
     """
     problem = incumbent.problem
     view = view_of(problem)
-    start = starting_plan(incumbent, spare)
+    start = _starting_plan(incumbent, spare)
     if not has_room(incumbent, program_entries(view, options), options.memory_bytes):
         return
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
@@ -160,22 +184,10 @@ def _solve(
         for attempt in range(_MOST_TIGHTENINGS):
             try:
                 formulation = formulation_of(source, view.within(budget), options, incumbent.stopped)
-                first = None if start is None else formulation.start(start.computes, incumbent.stopped)
+                listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
+                outcome = _run(engine, listener, options, start)
             except TimeUp:
                 return
-            listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
-            outcome = engine.run(
-                formulation.program,
-                deadline=incumbent.deadline,
-                start=first,
-                on_improvement=listener,
-                stopped=incumbent.stopped,
-                relative_gap=incumbent.max_gap,
-                threads=options.threads,
-                seed=options.seed,
-            )
-            if outcome.x is not None or outcome.bound > -float("inf"):
-                listener.note(outcome.x, outcome.bound)
             if outcome.status != "optimal" or not listener.excess or incumbent.stopped():
                 break
             # the optimum lies over the budget by a tolerance: ask for that much less
@@ -183,21 +195,76 @@ def _solve(
     _conclude(incumbent, outcome, within, spare, tightened=attempt > 0)
 
 
-def starting_plan(incumbent: Incumbent, spare: Spare | None) -> Plan | None:
+def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None = None) -> None:
+    """Find the best op order and plan together; what is proved holds for the graph's own order too.
+
+    A plan in the graph's own order is offered. A cheaper one in another order is replayed by the verifier as a plan of
+    the ops in that order, and only told: the graph's order is a promise to the training step, and no plan breaks it.
+    """
+    problem = incumbent.problem
+    graph = problem.graph
+    if graph.ops > options.most_ops:
+        incumbent.reason = (
+            f"milp-order takes graphs of up to {options.most_ops} ops (option most_ops), not {graph.ops}."
+        )
+        return
+    # every op may run in every stage: twice the triangle
+    if not has_room(incumbent, 2 * entries(view_of(problem)), options.memory_bytes):
+        return
+    try:
+        formulation = any_order(problem, incumbent.stopped)
+        # the fixed order is one of the orders, so what no order beats, it does not beat
+        listener = _OrderListener(incumbent, formulation, "milp-order", (ONE_PER_STAGE,))
+        with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
+            outcome = _run(engine, listener, options, _starting_plan(incumbent, spare))
+    except TimeUp:
+        return
+    if outcome.status == "infeasible" and incumbent.cost_ns is None:
+        incumbent.ends_without_plan(
+            "The engine finds no op order with a plan that fits the budget; in floating point that proves nothing.",
+            (ONE_PER_STAGE,),
+        )
+    else:
+        _end_of_engine(incumbent, outcome)
+    listener.tell()
+
+
+def _starting_plan(incumbent: Incumbent, spare: Spare | None) -> Plan | None:
     """The incumbent's plan for an engine to start from, or the spare one where there is none."""
     if isinstance(incumbent.plan, Plan):
         return incumbent.plan
     return None if spare is None else spare.plan
 
 
+def _run(engine: Engine, listener: _Listener, options: MilpOptions, start: Plan | None) -> Outcome:
+    """Solve the listener's program, which hears of all that is found.
+
+    Raises:
+        TimeUp: no time was left to write the start.
+    """
+    incumbent, formulation = listener.incumbent, listener.formulation
+    outcome = engine.run(
+        formulation.program,
+        deadline=incumbent.deadline,
+        start=None if start is None else formulation.start(start.computes, incumbent.stopped),
+        on_improvement=listener,
+        stopped=incumbent.stopped,
+        relative_gap=incumbent.max_gap,
+        threads=options.threads,
+        seed=options.seed,
+    )
+    listener.note(outcome.x, outcome.bound)
+    return outcome
+
+
 class _Listener:
     """Takes an engine's news to the incumbent; `excess` is how many bytes its last plan was over the budget."""
 
     def __init__(
-        self, incumbent: Incumbent, formulation: Formulation, source: str, within: tuple[str, ...], proves: bool
+        self, incumbent: Incumbent, formulation: Formulation, source: str, within: tuple[str, ...], proves: bool = True
     ) -> None:
-        self._incumbent = incumbent
-        self._formulation = formulation
+        self.incumbent = incumbent
+        self.formulation = formulation
         self._source = source
         self._within = within
         self._proves = proves
@@ -206,18 +273,45 @@ class _Listener:
     def __call__(self, news: Improvement) -> None:
         self.note(news.x, news.bound)
 
-    def note(self, x: object, bound: float) -> None:
+    def note(self, x: Floats | None, bound: float) -> None:
         """A solution within the engine's tolerances, or None, and a bound."""
         if x is not None:
-            self.excess = self._offer(self._formulation.plan(x))  # type: ignore[arg-type]
+            self._offer(x)
         if self._proves:
-            proved = self._formulation.bound_ns(bound)
-            if proved > self._incumbent.problem.graph.total_cost_ns:
-                self._incumbent.raise_bound(proved, self._source, self._within)
+            proved = self.formulation.bound_ns(bound)
+            if proved > self.incumbent.problem.graph.total_cost_ns:
+                self.incumbent.raise_bound(proved, self._source, self._within)
 
-    def _offer(self, plan: Plan) -> int:
-        budget, peak = self._incumbent.problem.budget_bytes, self._incumbent.offer_or_suffices(plan, self._source)
-        return peak - budget if budget < peak < LARGEST_INTEGER else 0
+    def _offer(self, x: Floats) -> None:
+        budget = self.incumbent.problem.budget_bytes
+        peak = self.incumbent.offer_or_suffices(self.formulation.plan(x), self._source)
+        self.excess = peak - budget if budget < peak < LARGEST_INTEGER else 0
+
+
+class _OrderListener(_Listener):
+    """Offers the plans in the graph's order, and remembers the best of another."""
+
+    _best: tuple[int, tuple[int, ...]] | None = None
+
+    def _offer(self, x: Floats) -> None:
+        problem, plan, order = reordered(self.incumbent.problem, self.formulation.sequence(x))
+        try:
+            from_judge = verify(problem, plan).cost_ns
+        except InvalidPlan:  # over the budget by the engine's tolerance
+            return
+        if order == tuple(range(len(order))):
+            self.incumbent.offer(plan, self._source)
+        elif self._best is None or from_judge < self._best[0]:
+            self._best = (from_judge, order)
+
+    def tell(self) -> None:
+        """Say what another order would cost, if that is less."""
+        cost = self.incumbent.cost_ns
+        if self._best is not None and (cost is None or self._best[0] < cost):
+            self.incumbent.note(
+                f"In the op order {', '.join(map(str, self._best[1]))} there is a plan of {duration(self._best[0])}; "
+                "it is not executed, because the graph's own order is kept."
+            )
 
 
 def _conclude(
@@ -234,7 +328,7 @@ def _conclude(
         elif spare is not None:
             incumbent.note(f"The method {spare.source} has one, of {duration(cost_of(incumbent, spare.plan))}.")
     else:
-        end_of_engine(incumbent, outcome)
+        _end_of_engine(incumbent, outcome)
 
 
 def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
@@ -242,7 +336,7 @@ def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
     return incumbent.plan is not None and contains(incumbent.problem.subject, incumbent.plan, within)
 
 
-def end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
+def _end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
     """Record what ended a solve by an engine, other than a result."""
     if outcome.status == "failed":
         if outcome.out_of_memory:
