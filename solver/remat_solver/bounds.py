@@ -28,7 +28,7 @@ from remat_ir.proof.pairs import PairCheck
 from remat_ir.working_set import WorkingSet, working_set
 
 from .chain import Least
-from .deadline import Deadline, TimeUp
+from .deadline import Deadline, TimeUp, never
 from .incumbent import Incumbent
 from .kernels import loaded
 from .search import least_plan
@@ -64,7 +64,7 @@ def least_slots(lengths: Sequence[int], kept: Sequence[bool] = ()) -> int:
     return least if spared else least + 1
 
 
-def known_budget(subject: Subject, stopped: Callable[[], bool] = lambda: False) -> int:
+def known_budget(subject: Subject, stopped: Callable[[], bool] = never) -> int:
     """A budget in bytes for which a plan is known: of a chain, the least for a persistent schedule (RR-9302); of a
     join, its least slots (RR-9273, Lemma 4); of a graph, the least peak that a greedy plan and a quick search reach.
     """
@@ -110,7 +110,7 @@ def pair_need(graph: Graph, table: NDArray[np.int64] | None = None) -> WorkingSe
     return least
 
 
-def pair_table(graph: Graph, stopped: Callable[[], bool] = lambda: False) -> NDArray[np.int64]:
+def pair_table(graph: Graph, stopped: Callable[[], bool] = never) -> NDArray[np.int64]:
     """[m, m] the bound P, fixed bytes left out; zeros where it was stopped before, since it comes from above."""
     m = graph.values
     size, maker = np.array(graph.value_bytes, np.int64), np.array(graph.value_op, np.int64)

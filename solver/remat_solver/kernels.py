@@ -18,6 +18,7 @@ from remat_ir import Chain, graph_of
 from . import _numba
 from .blocks.table import fill as fill_blocks
 from .chain.table import Least, Table
+from .deadline import never
 from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
@@ -67,7 +68,7 @@ def _tags() -> None:
     search = TagSearch(graph_of([1] * 4, [1] * 4, [[], [0], [1, 0], [2, 0]], backward_from=2), 3)
     search.evaluate((0,))
     search.try_all()
-    search.cycle(4, lambda: False)
+    search.cycle(4, never)
 
 
 _HALVES = ((_search,), (_blocks, _chains, _joins, _tags))
@@ -98,7 +99,7 @@ def all_cached() -> bool:
     return all(map(_numba.cached, _numba.KERNELS))
 
 
-def compile_apart(stopped: Callable[[], bool] = lambda: False) -> None:
+def compile_apart(stopped: Callable[[], bool] = never) -> None:
     """Fill numba's cache by processes of their own, where it is not filled: this one's lock and memory stay free.
 
     Where no folder can be written there is nothing to fill, and each process compiles for itself.

@@ -32,6 +32,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from ..deadline import never
 from ..program import Booleans, Floats, Program
 
 _THERE = 1e-9
@@ -158,7 +159,7 @@ class Cuts:
         return bool(free.all()) and float(self.value[r].min()) > 0
 
     def separate(
-        self, solver: Any, x: Floats, in_program: Sequence[int], stopped: Callable[[], bool] = lambda: False
+        self, solver: Any, x: Floats, in_program: Sequence[int], stopped: Callable[[], bool] = never
     ) -> list[Cut]:
         """Cuts that a point breaks, the deepest first, no two nearly parallel; `in_program` are the program's rows.
 

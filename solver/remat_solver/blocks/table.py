@@ -60,7 +60,7 @@ class Menu:
     forward_ns: int
 
 
-def menu_of(block: Block, *, stopped: Callable[[], bool] = lambda: False) -> Menu:
+def menu_of(block: Block, *, stopped: Callable[[], bool] = never) -> Menu:
     """The choices of a block: keep all, keep less and recompute in the backward part, with as much memory as is there
     or with less; none that another one beats in everything. Deterministic.
     """
@@ -122,7 +122,7 @@ def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...]
     plan = greedy_plan(graph, budget, tries=2)
     search.adopt(start if plan is None else plan.computes)
     moves = min(_MOST_MOVES, _MOVES_PER_OP * graph.ops)
-    search.cycle(moves, 0.3, lambda: False)
+    search.cycle(moves, 0.3, never)
     return search.sequence()
 
 

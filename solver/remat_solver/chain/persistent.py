@@ -227,7 +227,7 @@ class Persistent:
         *,
         slots: int,
         tapes: bool = True,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], bool] = never,
     ) -> None:
         self.stages, self.tapes, self.ended, self._stopped = stages, tapes, True, stopped
         count = stages.count
@@ -336,7 +336,7 @@ class Least:
         ended: whether the table is full; False where `stopped` came before, and then there is no schedule.
     """
 
-    def __init__(self, stages: Stages, *, tapes: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, stages: Stages, *, tapes: bool = True, stopped: Callable[[], bool] = never) -> None:
         self.stages, self.tapes, self.ended = stages, tapes, True
         self._leads = np.array([0, *(stages[t].leads_bytes for t in range(1, stages.count + 1))], np.int64)
         shape = (stages.count + 2, stages.count + 2)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from remat_ir import Chain, ChainPlan, ChainStep, Verb
 
+from ..deadline import never
+
 MOST_STATES = 120_000
 """States that are visited before the search gives up: some four seconds."""
 
@@ -33,7 +35,7 @@ class Reach:
 
 
 def reach(
-    chain: Chain, budget_bytes: int, stopped: Callable[[], bool] = lambda: False, most_states: int = MOST_STATES
+    chain: Chain, budget_bytes: int, stopped: Callable[[], bool] = never, most_states: int = MOST_STATES
 ) -> Reach:
     """Look for a plan without transfers that fits a budget, depth first, the backward steps preferred.
 

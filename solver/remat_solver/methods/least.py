@@ -25,7 +25,7 @@ from remat_ir.working_set import working_set
 
 from ..backends import Engine
 from ..bounds import MOST_VALUES, pair_need, pair_proof, pair_table
-from ..deadline import Deadline
+from ..deadline import Deadline, never
 from ..incumbent import Incumbent, checked
 from ..kernels import await_kernels
 from ..search import Search, least_plan
@@ -91,7 +91,7 @@ def least_budget(
     seed: int = 0,
     prover: Prover | None = staged_prover,
     on_progress: Callable[[Progress], None] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = never,
 ) -> Answer:
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
@@ -117,7 +117,7 @@ def narrowed(
     seed: int = 0,
     prover: Prover | None = staged_prover,
     on_progress: Callable[[Progress], None] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = never,
 ) -> Interval:
     """As `least_budget`: both sides as they are in the end."""
     look = Interval(graph, Deadline(time_limit_s), seed, on_progress, cancelled)

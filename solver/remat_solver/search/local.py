@@ -14,7 +14,7 @@ from typing import Protocol
 from remat_ir import Graph, Plan
 from remat_ir.greedy import peak_of
 
-from ..deadline import Deadline
+from ..deadline import Deadline, never
 from ..incumbent import Incumbent
 from .moves import anneal
 from .profile import BEST_COST, BEST_LENGTH, Ints
@@ -297,7 +297,7 @@ def polish(
     *,
     moves: int,
     seed: int = 0,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> tuple[int, ...] | None:
     """A cheaper sequence of ops within the budget, or a first one, by one cool cycle from the one given; else None.
 

@@ -19,7 +19,7 @@ from remat_ir import Graph, Problem
 
 from ..array_view import ArrayView, Trace, trace, view_of
 from ..backends import Engine
-from ..deadline import Deadline, TimeUp
+from ..deadline import Deadline, TimeUp, never
 from ..program import Builder, Floats, Program, Term
 from .relaxation import Columns, primal_heuristic, relax
 from .rows import Recomputations, add_recomputations, add_to, violated_recomputations
@@ -52,7 +52,7 @@ class LeastProof:
         engine: Engine,
         deadline: Deadline,
         *,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], bool] = never,
     ) -> bool:
         """Go on until the deadline, or until nothing is left to tell apart; whether there is more to do."""
 
