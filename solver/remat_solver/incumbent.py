@@ -64,6 +64,7 @@ class Incumbent:
         cancelled: Callable[[], bool] | None = None,
         certify: bool = False,
         steps: int | None = None,
+        dropped: set[str] | None = None,
     ) -> None:
         self.problem = problem
         self.deadline = deadline
@@ -73,7 +74,7 @@ class Incumbent:
         self.reason = ""
         self.certifies = certify and certifiable(problem.subject)
         self.claim: tuple[int, str] | None = None
-        self.dropped: set[str] = set()
+        self.dropped: set[str] = set() if dropped is None else dropped
         self._claimed_enough_s: float | None = None
         self._ceased = False
         self._claimed_none: str | None = None

@@ -72,8 +72,7 @@ class LiftedIncumbent(Incumbent):
         problem = Problem(lift.graph, outer.problem.budget_bytes)
         # what is proved among plans without transfers alone has no certificate on the subject
         certify = outer.certifies and not lift.within
-        super().__init__(problem, outer.deadline, outer.max_gap, certify=certify)
-        self.dropped = outer.dropped
+        super().__init__(problem, outer.deadline, outer.max_gap, certify=certify, dropped=outer.dropped)
         self.outer, self.lift, self.within, self._plans_only = outer, lift, lift.within, plans_only
         if not self.within:
             self.known = self.known.with_bound(Bound(outer.bound_ns), outer.known.proof)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
 
@@ -17,14 +17,21 @@ from .retained import advances, chen_retained, every_root, greedy_choices, revol
 
 
 def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
-    """Offer the plain plan if it fits; no plan costs less, since every op runs at least once (Checkmate, Table 1)."""
+    """Offer the plain plan if it fits (Checkmate, Table 1)."""
+    if not keep_everything(incumbent):
+        peak = plain_peak(incumbent.problem.graph)
+        incumbent.ends_without_plan(f"Keeping every value needs {readable(peak)}, over the budget.")
+
+
+def keep_everything(incumbent: Incumbent) -> bool:
+    """Whether the plain plan fits, which is offered; no plan costs less, since every op runs at least once."""
     graph = incumbent.problem.graph
     peak = plain_peak(graph)
     incumbent.suffices(peak)
-    if peak <= incumbent.problem.budget_bytes:
-        incumbent.offer(plain_plan(graph), "checkpoint-all")
-    else:
-        incumbent.ends_without_plan(f"Keeping every value needs {readable(peak)}, over the budget.")
+    if peak > incumbent.problem.budget_bytes:
+        return False
+    incumbent.offer(plain_plan(graph), "checkpoint-all")
+    return True
 
 
 def linear(graph: Graph, forward: int) -> bool:
@@ -100,9 +107,7 @@ class BaselineOptions:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a baseline whose S ends at each value's last use: both ways to count are the same."""
-
-    freeing: ClassVar[str] = "last-use"
+    """For a method that has none, as a baseline whose S ends at each value's last use: both freeings are the same."""
 
 
 class Choice(NamedTuple):
@@ -142,11 +147,12 @@ class Baseline:
         """Each of its plans, whatever it needs; none where it does not apply."""
         if self.why_not(graph) is not None:
             return
+        as_given = options == BaselineOptions("paper")
         for retained in self.settings(graph, graph.backward_from or 0):
             order = computed(graph, retained)
 
             def plan(retained: Retained = retained, order: Sequence[int] = order) -> Plan:
-                return plan_as_given(graph, retained) if options.freeing == "paper" else plan_of(graph, order)
+                return plan_as_given(graph, retained) if as_given else plan_of(graph, order)
 
             yield Choice(sum(graph.op_cost_ns[op] for op in order), plan)
 

@@ -99,12 +99,13 @@ def _rows(graph: Graph, retained: Retained) -> Iterator[list[int]]:
     resident = {value for value in range(graph.values) if graph.value_op[value] in pinned}
     for stage in range(graph.ops):
         # values that arrive at the next stage are made in this one, those that leave after it are still here
-        yield _row(graph, stage, resident, arriving[stage + 1])
+        yield row_of(graph, stage, resident, arriving[stage + 1])
         resident.difference_update(leaving[stage])
         resident.update(arriving[stage + 1])
 
 
-def _row(graph: Graph, stage: int, resident: set[int], demanded: Iterable[int]) -> list[int]:
+def row_of(graph: Graph, stage: int, resident: set[int], demanded: Iterable[int] = ()) -> list[int]:
+    """The least that a stage runs: its new op, and what makes the op's inputs and what is demanded of it."""
     row = {stage}
     missing = [value for value in (*graph.op_inputs[stage], *demanded) if value not in resident]
     while missing:

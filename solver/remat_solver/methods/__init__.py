@@ -10,7 +10,7 @@ from typing import Any
 from remat_ir import InvalidData, Problem
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT, TAGS
 
-from ..baselines import BASELINES, checkpoint_all
+from ..baselines import BASELINES, NoOptions, checkpoint_all
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
@@ -28,11 +28,6 @@ from .transfers import TransferOptions, layer_fractions, offload_all, offload_on
 
 KINDS = ("graph", "chain", "join")
 GRAPH_OR_CHAIN = KINDS[:2]
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For a method that has none."""
 
 
 @dataclass(frozen=True)

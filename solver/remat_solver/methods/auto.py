@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from remat_ir import Chain, Graph, Plan, Problem, gap_of, plain_peak, plain_plan
+from remat_ir import Chain, Graph, Plan, Problem, gap_of, plain_plan
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
 from ..backends import Engine, check_memory
+from ..baselines import keep_everything
 from ..blocks import plans_by_blocks
 from ..bounds import prove_by_pairs
 from ..deadline import Deadline
@@ -73,7 +74,7 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
     if not isinstance(incumbent.problem.subject, Graph):
         run_structured(incumbent, lambda chain: _run_general(chain, options))
-    elif not _keep_everything(incumbent):
+    elif not keep_everything(incumbent):
         _run_general(incumbent, options)
 
 
@@ -195,24 +196,14 @@ def _window_bound(
     incumbent: Incumbent, seed: int, engine: Engine, problem: Problem, until: Deadline
 ) -> tuple[int, StageProof] | None:
     """What the proof of one window comes to: a small problem, for which a short search has the plan to reach."""
-    window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)
-    window.dropped = incumbent.dropped
+    window = Incumbent(
+        problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True, dropped=incumbent.dropped
+    )
     first_plan(window, brief=True)
     Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
     Proof(window, polish=polished(window)).run(engine)
     proof = window.known.proof
     return (window.bound_ns, proof) if isinstance(proof, StageProof) and not window.infeasible else None
-
-
-def _keep_everything(incumbent: Incumbent) -> bool:
-    """Whether the plain plan fits: then it is optimal, since every plan runs every op at least once."""
-    graph = incumbent.problem.graph
-    peak = plain_peak(graph)
-    incumbent.suffices(peak)
-    if peak > incumbent.problem.budget_bytes:
-        return False
-    incumbent.offer(plain_plan(graph), "checkpoint-all")
-    return True
 
 
 def _search(run: _Run) -> None:

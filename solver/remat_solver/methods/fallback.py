@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from remat_ir import Plan, verify
+from remat_ir import Plan
 from remat_ir.greedy import greedy_plan
 
 from ..incumbent import Incumbent
@@ -62,8 +62,3 @@ def falling_back(
 
 
 _RAN_OUT = {"time": "ran out of time", "memory": "ran out of memory", "cancel": "was cancelled"}
-
-
-def cost_of(incumbent: Incumbent, plan: Plan) -> int:
-    """The verified cost of a plan of the incumbent's problem, in ns."""
-    return verify(incumbent.problem, plan).cost_ns

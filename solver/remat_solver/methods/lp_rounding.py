@@ -18,7 +18,7 @@ from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats
 from .heuristics import say_enough
-from .milp import has_room
+from .milp import end_of_engine, has_room
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
 """Allowances in the order tried; 0.1 is what the authors found to work well."""
@@ -130,11 +130,7 @@ class _Rounding:
         """Solve the relaxation, offer its roundings, and say how the relaxation ended."""
         program = self.formulation.program
         outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
-        if outcome.out_of_memory:
-            self.incumbent.stop_for("memory")
-            self.incumbent.reason = f"The engine broke: {outcome.message}."
-        elif outcome.status in ("feasible", "nothing_found") and not self.incumbent.stopped():
-            self.incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline
+        end_of_engine(self.incumbent, outcome)
         if outcome.status == "infeasible" and self.epsilon == 0:
             self.incumbent.ends_without_plan(
                 "The engine finds no solution of the linear relaxation; in floating point that proves nothing.",

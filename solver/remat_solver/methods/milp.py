@@ -31,7 +31,7 @@ from ..formulate import (
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats
-from .fallback import Spare, cost_of
+from .fallback import Spare
 
 _MOST_TIGHTENINGS = 6
 
@@ -225,7 +225,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None =
             (ONE_PER_STAGE,),
         )
     else:
-        _end_of_engine(incumbent, outcome)
+        end_of_engine(incumbent, outcome)
     listener.tell()
 
 
@@ -326,9 +326,10 @@ def _conclude(
         if incumbent.plan is not None:
             incumbent.note(reason)
         elif spare is not None:
-            incumbent.note(f"The method {spare.source} has one, of {duration(cost_of(incumbent, spare.plan))}.")
+            cost = verify(incumbent.problem, spare.plan).cost_ns
+            incumbent.note(f"The method {spare.source} has one, of {duration(cost)}.")
     else:
-        _end_of_engine(incumbent, outcome)
+        end_of_engine(incumbent, outcome)
 
 
 def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
@@ -336,7 +337,7 @@ def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
     return incumbent.plan is not None and contains(incumbent.problem.subject, incumbent.plan, within)
 
 
-def _end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
+def end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
     """Record what ended a solve by an engine, other than a result."""
     if outcome.status == "failed":
         if outcome.out_of_memory:

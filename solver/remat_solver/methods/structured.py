@@ -87,8 +87,7 @@ def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
 
 
 def _persistent(incumbent: Incumbent, slots: int, until: Deadline) -> Incumbent:
-    alone = Incumbent(incumbent.problem, until)
-    alone.dropped = incumbent.dropped
+    alone = Incumbent(incumbent.problem, until, dropped=incumbent.dropped)
     rotor(alone, RotorOptions(slots))
     return alone
 

@@ -76,8 +76,8 @@ def _free(incumbent: Incumbent, options: TagOptions) -> Incumbent:
         cancelled=incumbent.interrupted,
         certify=incumbent.certifies,
         steps=incumbent.steps,
+        dropped=incumbent.dropped,
     )
-    free.dropped = incumbent.dropped
     run_auto(free, AutoOptions(seed=options.seed))
     incumbent.needs_at_least(free.known.least_bytes, free.known.least_proof)
     if free.infeasible:

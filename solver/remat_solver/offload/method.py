@@ -200,8 +200,8 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         alone = Incumbent(
             Problem(replace(chain, link_bytes_per_s=None, host_bytes=None, input_may_leave=False), budget),
             incumbent.deadline,
+            dropped=incumbent.dropped,
         )
-        alone.dropped = incumbent.dropped
         rotor(alone, RotorOptions())  # needs no host; its bound holds without transfers only
         if isinstance(alone.plan, ChainPlan):
             incumbent.offer(alone.plan, "rotor")

@@ -21,6 +21,7 @@ from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Pla
 from remat_ir.working_set import pinned_ops
 
 from ..baselines.heuristics import articulation_points
+from ..baselines.recompute import row_of
 from ..incumbent import Incumbent
 from ..placement import Gap, Timetable, place, timetable
 from ..program import Floats
@@ -114,14 +115,8 @@ def _sequence(graph: Graph, forward: int, held: set[int]) -> list[int]:
     there |= {value for value in range(graph.values) if graph.value_op[value] in pinned}
     order = list(range(forward))
     for op in range(forward, graph.ops):
-        row: set[int] = set()
-        missing = [value for value in graph.op_inputs[op] if value not in there]
-        while missing:
-            maker = graph.value_op[missing.pop()]
-            if maker not in row:
-                row.add(maker)
-                missing.extend(value for value in graph.op_inputs[maker] if value not in there)
-        order += (*sorted(row), op)
+        row = row_of(graph, op, there)
+        order += row
         there |= {value for maker in row for value in graph.op_values[maker]}
     return order
 

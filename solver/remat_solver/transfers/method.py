@@ -156,8 +156,7 @@ def _start(search: TransferSearch, incumbent: Incumbent) -> None:
         search.polish()
     search.offload_only()
     for name, baseline in _BASELINES.items():
-        alone = Incumbent(search.linked.problem, search.linked.deadline)
-        alone.dropped = incumbent.dropped
+        alone = Incumbent(search.linked.problem, search.linked.deadline, dropped=incumbent.dropped)
         baseline(alone)
         if alone.plan is not None:
             search.linked.offer(alone.plan, name)
