@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from remat_ir import Graph
 
-from ..chain.network import LONG_LIVED, stage_of
+from ..chain.network import long_lived, narrow_places, stage_of
 from ..deadline import look, never
 
 
@@ -64,30 +64,12 @@ def segments_of(graph: Graph) -> Segments | None:
     """Cut a graph wherever a single value leads on to the rest of its forward pass; None without a backward pass.
 
     Only where the backward pass reads it too: what stays next to a tape would else be there for nothing.
-    Values that live through much of the forward pass count nowhere: they are small, or there is no narrow place.
+    Values that live through much of the forward pass count nowhere.
     """
     split = graph.backward_from
     if split is None or split < 2:
         return None
-    crossing, passing = [0] * (split + 1), [0] * (split + 1)
-    for value, op in enumerate(graph.value_op):
-        if op >= split:
-            break
-        last = max((user for user in graph.users[value] if user < split), default=op)
-        if op < last <= op + max(8, LONG_LIVED * split):
-            crossing[op] += 1
-            crossing[last] -= 1
-            if max(graph.users[value]) < split:
-                passing[op] += 1
-                passing[last] -= 1
-    ends: list[int] = []
-    across = unread = 0
-    for op in range(split - 1):
-        across += crossing[op]
-        unread += passing[op]
-        if across == 1 and not unread:
-            ends.append(op)
-    return with_ends(graph, (*ends, split - 1))
+    return with_ends(graph, tuple(narrow_places(graph, split, long_lived(graph, split), least=1)))
 
 
 def with_ends(graph: Graph, ends: tuple[int, ...]) -> Segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,7 +102,7 @@ def linear_network(graph: Graph) -> LinearNetwork | None:
     if stays is None:
         return None
     passed = _passed(graph, split, stays)
-    ends = _narrow(graph, split, stays)
+    ends = narrow_places(graph, split, stays)
     while len(ends) > 1:
         parts, merged = _backward_parts(graph, ends, stays, passed)
         if not merged:
@@ -114,19 +114,25 @@ def linear_network(graph: Graph) -> LinearNetwork | None:
 
 def _staying(graph: Graph, split: int) -> frozenset[int] | None:
     """Forward values that stay until their last use; None where those that need not would be too large."""
-    pinned = pinned_ops(graph)
-    found: set[int] = set()
-    chosen = 0
+    pinned = frozenset(value for op in pinned_ops(graph) if op < split for value in graph.op_values[op])
+    chosen = long_lived(graph, split) - pinned
+    small = sum(graph.value_bytes[value] for value in chosen) <= SMALL * sum(graph.value_bytes)
+    return pinned | chosen if small else None
+
+
+def long_lived(graph: Graph, split: int) -> frozenset[int]:
+    """Values that live through much of the forward pass: they are small, or there is no narrow place."""
+    return frozenset(
+        value for value, op, last in _forward_lives(graph, split) if last > op + max(8, LONG_LIVED * split)
+    )
+
+
+def _forward_lives(graph: Graph, split: int) -> Iterator[tuple[int, int, int]]:
+    """Each value of the forward pass, the op that makes it, and the last forward op that reads it, or else that one."""
     for value, op in enumerate(graph.value_op):
         if op >= split:
             break
-        last = max((user for user in graph.users[value] if user < split), default=op)
-        if op in pinned:
-            found.add(value)
-        elif last > op + max(8, LONG_LIVED * split):
-            found.add(value)
-            chosen += graph.value_bytes[value]
-    return frozenset(found) if chosen <= SMALL * sum(graph.value_bytes) else None
+        yield value, op, max((user for user in graph.users[value] if user < split), default=op)
 
 
 def _passed(graph: Graph, split: int, stays: frozenset[int]) -> frozenset[int]:
@@ -136,13 +142,13 @@ def _passed(graph: Graph, split: int, stays: frozenset[int]) -> frozenset[int]:
     return frozenset(found if small else ())
 
 
-def _narrow(graph: Graph, split: int, stays: frozenset[int]) -> list[int]:
-    """The forward ops after which at most one value that does not stay leads on, and backward ops read it; the last."""
+def narrow_places(graph: Graph, split: int, stays: frozenset[int], least: int = 0) -> list[int]:
+    """The forward ops after which at most one value that does not stay leads on, and backward ops read it; the last.
+
+    `least` may be one, for those after which some value does.
+    """
     crossing, unread = [0] * (split + 1), [0] * (split + 1)
-    for value, op in enumerate(graph.value_op):
-        if op >= split:
-            break
-        last = max((user for user in graph.users[value] if user < split), default=op)
+    for value, op, last in _forward_lives(graph, split):
         if value not in stays and last > op:
             for counts, wanted in ((crossing, True), (unread, graph.users[value][-1] < split)):
                 counts[op] += wanted
@@ -152,7 +158,7 @@ def _narrow(graph: Graph, split: int, stays: frozenset[int]) -> list[int]:
     for op in range(split - 1):
         across += crossing[op]
         alone += unread[op]
-        if across <= 1 and not alone:
+        if least <= across <= 1 and not alone:
             ends.append(op)
     return [*ends, split - 1]
 

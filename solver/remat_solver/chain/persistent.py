@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..deadline import TimeUp, never
+from ..deadline import look, never
 from .network import LinearNetwork
 
 NEVER = 1 << 60
@@ -88,8 +88,7 @@ class Stages:
         after_first: list[int] = []  # peaks of runs that free what leads in
         after_again: list[int] = []
         for t in range(1, self.count + 1):
-            if stop():
-                raise TimeUp
+            look(stop)
             made = self._stage(t, part, gradients, network.passed if t >= head else frozenset())
             self._stages.append(made)
             before, leads = network.leads(t - 2), network.leads(t - 1)
@@ -217,7 +216,9 @@ class Persistent:
 
     Attributes:
         added_ns: the least that persistent schedules of these stages add to one pass, or None where none fits.
-        ended: whether the table is full; False where `stopped` came before, and then there is no plan and no bound.
+
+    Raises:
+        TimeUp: `stop` said so before the table was full.
     """
 
     def __init__(
@@ -227,9 +228,9 @@ class Persistent:
         *,
         slots: int,
         tapes: bool = True,
-        stopped: Callable[[], bool] = never,
+        stop: Callable[[], bool] = never,
     ) -> None:
-        self.stages, self.tapes, self.ended, self._stopped = stages, tapes, True, stopped
+        self.stages, self.tapes, self._stop = stages, tapes, stop
         count = stages.count
         available = max(0, budget_bytes - stages.network.graph.fixed_bytes)
         self.unit = max(1, -(-available // slots))
@@ -242,9 +243,7 @@ class Persistent:
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         self.added_ns: int | None = None
         for t in range(1, count + 1):
-            if stopped():
-                self.ended = False
-                return
+            look(stop)
             shifted = {joined: np.full((count + 2, len(self._room)), NEVER, np.int64) for joined in (False, True)}
             for s in range(t, 0, -1):
                 for joined, costs in ((False, self.c), (True, self.d)):
@@ -260,13 +259,13 @@ class Persistent:
         """The ops in order of the cheapest schedule found that fits, recomputations included; None: none was found.
 
         Rounding loses less than a slot for each value that is saved, so the limit is lowered until a schedule fits, by
-        bisection over the different costs, which ends with what it has where `stopped` says so.
+        bisection over the different costs, which ends with what it has where `stop` says so.
         """
         costs = self.c[1, self.stages.count]
         limits = [int(m) for m in np.unique(costs, return_index=True)[1] if costs[m] < NEVER]
         best: list[int] | None = None
         low, high = 0, len(limits)
-        while low < high and not self._stopped():
+        while low < high and not self._stop():
             middle = 0 if best is None and low == 0 and high == len(limits) else (low + high) // 2
             sequence = self._sequence(limits[middle])
             if fits(sequence):
@@ -332,19 +331,17 @@ class Persistent:
 class Least:
     """The persistent schedule of the least peak: the same recursion with peaks in place of costs, in bytes.
 
-    Attributes:
-        ended: whether the table is full; False where `stopped` came before, and then there is no schedule.
+    Raises:
+        TimeUp: `stop` said so before the table was full.
     """
 
-    def __init__(self, stages: Stages, *, tapes: bool = True, stopped: Callable[[], bool] = never) -> None:
-        self.stages, self.tapes, self.ended = stages, tapes, True
+    def __init__(self, stages: Stages, *, tapes: bool = True, stop: Callable[[], bool] = never) -> None:
+        self.stages, self.tapes = stages, tapes
         self._leads = np.array([0, *(stages[t].leads_bytes for t in range(1, stages.count + 1))], np.int64)
         shape = (stages.count + 2, stages.count + 2)
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         for t in range(1, stages.count + 1):
-            if stopped():
-                self.ended = False
-                return
+            look(stop)
             for s in range(t, 0, -1):
                 self.c[s, t] = self._options(s, t, joined=False).min()
                 if t < stages.count and stages[t].retaped is not None:

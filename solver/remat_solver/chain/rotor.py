@@ -96,9 +96,7 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     if _too_many(incumbent, network.stages, within):
         return
     stages = Stages(network, incumbent.stopped)
-    least = LeastOfStages(stages, tapes=tapes, stopped=incumbent.stopped)
-    if not least.ended:
-        return
+    least = LeastOfStages(stages, tapes=tapes, stop=incumbent.stopped)
     budget = incumbent.problem.budget_bytes
     source = "rotor" if tapes else "revolve"
     began_s = incumbent.deadline.elapsed()
@@ -131,8 +129,8 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         return incumbent.stopped() or incumbent.deadline.remaining() < spare_s
 
     slots = min(slots, max(1, MOST_CELLS // network.stages**2))
-    table = Persistent(stages, budget, slots=slots, tapes=tapes, stopped=stopped)
-    if table.ended and table.cheapest(fits) is not None and cheapest is not None:
+    table = Persistent(stages, budget, slots=slots, tapes=tapes, stop=stopped)
+    if table.cheapest(fits) is not None and cheapest is not None:
         incumbent.offer(cheapest, source)
     if tapes and table.added_ns is not None:
         incumbent.raise_bound(graph.total_cost_ns + table.added_ns, "rotor", within)

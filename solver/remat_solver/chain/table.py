@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, verify
 
 from .._numba import inner, int32, kernel
-from ..deadline import TimeUp, never
+from ..deadline import look, never
 
 WIDTH = 64
 """Memory slots that one pass of the table handles: their rows of all (s', t) stay in the last-level cache."""
@@ -23,6 +23,9 @@ NEVER = 1 << 29
 """Stands for infinity; two of them and a prefix of costs still fit an int32."""
 
 Array = Any  # numpy arrays, which numba types for itself
+
+Left = TypeVar("Left")
+"""What the stages of a schedule have left: slots, for one."""
 
 
 def row_of(s: int, t: int, stages: int) -> int:
@@ -185,8 +188,7 @@ class Least:
         tape = np.array((0, *chain.tape_bytes), np.int64)
         needs = self.needs
         for high, low in spans(chain.stages, 1, _LEAST_SUMS):
-            if stop():
-                raise TimeUp
+            look(stop)
             fill_least(chain.stages, tapes, activation, tape, needs.none, needs.all, self._table, high, low)
 
     @property
@@ -196,10 +198,10 @@ class Least:
 
     def plan(self) -> ChainPlan:
         """A schedule with that peak."""
-        return _scheduled(self.chain.stages, self._split, 0)
+        return ChainPlan(scheduled(1, self.chain.stages, self._split, 0))
 
     def _split(self, s: int, t: int, _: int) -> tuple[int, int]:
-        """As `_scheduled` wants it; there are no slots."""
+        """As `scheduled` wants it; there are no slots."""
         chain, least, needs = self.chain, self._table, self.needs
         if self._tapes and max(needs.all[s, t], chain.tape_bytes[s - 1] + least[s + 1, t]) == least[s, t]:
             return s, 0
@@ -210,14 +212,16 @@ class Least:
         )
 
 
-def _scheduled(stages: int, split: Callable[[int, int, int], tuple[int, int]], slots: int) -> ChainPlan:
-    """The schedule of a recursion over the stages of a chain (RR-9302, Algorithm 2).
+def scheduled(
+    first: int, last: int, split: Callable[[int, int, Left], tuple[int, Left]], left: Left
+) -> tuple[ChainStep, ...]:
+    """The steps of a recursion over stages of a chain (RR-9302, Algorithm 2).
 
-    `split` says how stages s < t begin with so many slots: s where F_all^s comes first, otherwise the s' whose input
-    a^(s'−1) is the next value to save; and what that leaves for the stages behind.
+    `split` says how stages s < t begin with what they have left: s where F_all^s comes first, otherwise the s' whose
+    input a^(s'−1) is the next value to save; and what that leaves for the stages behind.
     """
     steps: list[ChainStep] = []
-    todo: list[tuple[int, int, int] | ChainStep] = [(1, stages, slots)]
+    todo: list[tuple[int, int, Left] | ChainStep] = [(first, last, left)]
     while todo:
         item = todo.pop()
         if isinstance(item, ChainStep):
@@ -227,15 +231,15 @@ def _scheduled(stages: int, split: Callable[[int, int, int], tuple[int, int]], s
         if s == t:
             steps += (ChainStep(Verb.F_ALL, s), ChainStep(Verb.B, s))
             continue
-        k, left = split(s, t, m)
+        k, after = split(s, t, m)
         if k == s:
             steps.append(ChainStep(Verb.F_ALL, s))
-            todo += (ChainStep(Verb.B, s), (s + 1, t, left))
+            todo += (ChainStep(Verb.B, s), (s + 1, t, after))
         else:
             steps.append(ChainStep(Verb.F_CK, s))
             steps += (ChainStep(Verb.F_NONE, stage) for stage in range(s + 1, k))
-            todo += ((s, k - 1, m), (k, t, left))
-    return ChainPlan(tuple(steps))
+            todo += ((s, k - 1, m), (k, t, after))
+    return tuple(steps)
 
 
 MOST_TABLE_BYTES = 480 * 2**20
@@ -327,8 +331,7 @@ class Table:
         right, left = np.empty((count + 1, count + 2, WIDTH), np.int32), np.empty((count + 1, WIDTH), np.int32)
         for first in range(0, width, WIDTH):
             for high, low in spans(count, WIDTH, _SUMS):
-                if stop():
-                    raise TimeUp
+                look(stop)
                 fill(
                     count, self.tapes, self._forward, self._pair, once, self._activation, self._tape,
                     self._need_none, self._need_all, self._table, right, left, first, high, low,
@@ -397,10 +400,12 @@ class Table:
 
     def plan(self, slots: int) -> ChainPlan | None:
         """The optimal plan with so many slots, or None where nothing fits (RR-9302, Algorithm 2)."""
-        return None if self.bound_ns(slots) is None else _scheduled(self.chain.stages, self._split, slots)
+        if self.bound_ns(slots) is None:
+            return None
+        return ChainPlan(scheduled(1, self.chain.stages, self._split, slots))
 
     def _split(self, s: int, t: int, m: int) -> tuple[int, int]:
-        """As `_scheduled` wants it: how stages s … t begin with so many slots, and what that leaves."""
+        """As `scheduled` wants it: how stages s … t begin with so many slots, and what that leaves."""
         count = self.chain.stages
         value = int(self._table[row_of(s, t, count), m])
         left = m - int(self._tape[s])

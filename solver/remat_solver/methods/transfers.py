@@ -50,10 +50,8 @@ def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
 
 
 def _either(incumbent: Incumbent, of_chain: Callable[[Incumbent], None], of_graph: Callable[[Incumbent], None]) -> None:
-    if isinstance(incumbent.problem.subject, Chain):
-        of_chain(incumbent)
-    elif _has_link(incumbent):
-        of_graph(incumbent)
+    if _has_link(incumbent):
+        (of_chain if isinstance(incumbent.problem.subject, Chain) else of_graph)(incumbent)
 
 
 def _has_link(incumbent: Incumbent) -> bool:

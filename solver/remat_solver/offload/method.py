@@ -258,11 +258,10 @@ def affordable_slots(stages: int, slots: int) -> int:
     return slots
 
 
-def offload_all(incumbent: Incumbent, options: object = None) -> None:
+def offload_all(incumbent: Incumbent) -> None:
     """Offer the plan that moves every saved value and recomputes nothing: a baseline."""
-    chain = _linked(incumbent)
-    if chain is None:
-        return
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
     try:
         plan = tensor_plan(chain, incumbent.problem.budget_bytes, _everything_moves(chain))
     except InvalidPlan as error:
@@ -271,11 +270,10 @@ def offload_all(incumbent: Incumbent, options: object = None) -> None:
     incumbent.offer_or_say(plan, "offload-all")
 
 
-def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
+def save_on_cpu(incumbent: Incumbent) -> None:
     """Offer the plan that moves every saved value and waits for each transfer, as save-on-CPU hooks do: a baseline."""
-    chain = _linked(incumbent)
-    if chain is None:
-        return
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
     steps: list[ChainStep] = []
     for stage in range(1, chain.stages + 1):
         steps.append(ChainStep(Verb.F_ALL, stage))
@@ -286,12 +284,3 @@ def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
             steps += (ChainStep(verb, stage - 1) for verb in (Verb.PREFETCH, Verb.WAIT))
         steps.append(ChainStep(Verb.B, stage))
     incumbent.offer_or_say(ChainPlan(tuple(steps)), "save-on-cpu")
-
-
-def _linked(incumbent: Incumbent) -> Chain | None:
-    chain = incumbent.problem.subject
-    assert isinstance(chain, Chain)
-    if chain.link_bytes_per_s is None:
-        incumbent.ends_without_plan("This chain has no link to the host: give it link_bytes_per_s.")
-        return None
-    return chain

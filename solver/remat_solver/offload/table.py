@@ -17,6 +17,7 @@ import numpy as np
 from remat_ir import Chain, ChainStep, Verb
 
 from .._numba import inner, kernel
+from ..chain.table import scheduled
 from ..deadline import look, never
 
 FOREVER = np.inf
@@ -362,7 +363,7 @@ class OffloadTable:
         if self.makespan_ns == FOREVER:
             return None
         forward: list[ChainStep] = []
-        unwound: list[list[ChainStep]] = []
+        unwound: list[tuple[ChainStep, ...]] = []
         moved: set[int] = set()
         x, i, held, left, due = 0, 1, 0, 0, 0
         beta, times_f, times_b, activation, tape = self._arguments[1:6]
@@ -381,7 +382,7 @@ class OffloadTable:
                 back = float(self._tails[row_of(i, last, self.chain.stages), held + own, due])
             else:
                 forward.append(ChainStep(Verb.F_ALL, i))
-                unwound.append([ChainStep(Verb.B, i)])
+                unwound.append((ChainStep(Verb.B, i),))
                 back = float(times_b[i]) + self._idle_backward(i, held + own, due)
             ahead = float(times_f[i : end + 1].sum()) + self._idle_forward(i, last, held + own, left)
             left, due = rest_of(left + away * own, ahead, beta), rest_of(due, back, beta) + away * own
@@ -403,27 +404,17 @@ class OffloadTable:
             late = max(float(need) - beta * float(times[i:k].sum()) for k, need in enumerate(needs, i))
         return max(0.0, (late - float(memory - held) + left) / float(beta))
 
-    def _tail(self, i: int, j: int, held: int, due: int) -> list[ChainStep]:
+    def _tail(self, i: int, j: int, held: int, due: int) -> tuple[ChainStep, ...]:
         """The recomputation of stages i … j (B.3)."""
         _, beta, _, times_b, activation, tape, *_ = self._arguments
-        steps: list[ChainStep] = []
-        todo: list[tuple[int, int, int, int] | ChainStep] = [(i, j, held, due)]
-        while todo:
-            item = todo.pop()
-            if isinstance(item, ChainStep):
-                steps.append(item)
-                continue
-            i, j, held, due = item
+
+        def split(i: int, j: int, left: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+            held, due = left
             _, choice = backward_best(i, j, held, due, *self._arguments, self._tails)
             if choice == 0:
-                steps.append(ChainStep(Verb.F_ALL, i))
-                todo.append(ChainStep(Verb.B, i))
-                if i < j:
-                    rest = rest_of(due, float(times_b[i]) + self._idle_backward(i, held, due), beta)
-                    todo.append((i + 1, j, held + int(tape[i]), rest))
-            else:
-                steps.append(ChainStep(Verb.F_CK, i))
-                steps += (ChainStep(Verb.F_NONE, stage) for stage in range(i + 1, choice + 1))
-                rest = rest_of(due, float(self._tails[row_of(i, choice, self.chain.stages), held, due]), beta)
-                todo += ((i, choice, held, due), (choice + 1, j, held + int(activation[choice]), rest))
-        return steps
+                rest = rest_of(due, float(times_b[i]) + self._idle_backward(i, held, due), beta)
+                return i, (held + int(tape[i]), rest)
+            rest = rest_of(due, float(self._tails[row_of(i, choice, self.chain.stages), held, due]), beta)
+            return choice + 1, (held + int(activation[choice]), rest)
+
+        return scheduled(i, j, split, (held, due))
