@@ -16,6 +16,7 @@ import numpy as np
 
 from remat_ir import AnyPlan, Graph, Offload, Plan
 from remat_ir.greedy import greedy_plan, least_memory
+from remat_ir.plan import recomputed, without_unread
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
@@ -73,20 +74,8 @@ def without_again(graph: Graph, order: Sequence[int], op: int) -> tuple[int, ...
     >>> without_again(graph_of([1] * 4, [1] * 4, [[], [0], [1], [1, 2]]), (0, 1, 2, 0, 1, 3), 1)
     (0, 1, 2, 3)
     """
-    seen: set[int] = set()
-    left: list[tuple[int, bool]] = []
-    for each in order:
-        if each != op or op not in seen:
-            left.append((each, each not in seen))
-            seen.add(each)
-    wanted: set[int] = set()
-    found: list[int] = []
-    for each, first in reversed(left):
-        if first or not wanted.isdisjoint(graph.op_values[each]):
-            wanted.difference_update(graph.op_values[each])
-            wanted.update(graph.op_inputs[each])
-            found.append(each)
-    return tuple(reversed(found))
+    first = order.index(op)
+    return without_unread(graph, [each for at, each in enumerate(order) if each != op or at == first])
 
 
 class TransferSearch:
@@ -177,9 +166,8 @@ class TransferSearch:
         A plan that was made without transfers, or with whole tapes, leaves the link time that this uses.
         """
         while (begun := self.best) is not None:
-            best, made, again = begun, set[int](), set[int]()
-            for op in begun.order:
-                (again if op in made else made).add(op)
+            best = begun
+            again = [op for op, count in enumerate(recomputed(begun.order, self.graph.ops)) if count]
             worth = {op: max((self.worth.get(v, 0.0) for v in self.graph.op_values[op]), default=0.0) for op in again}
             for op in sorted(again, key=lambda op: (-worth[op], op)):
                 if self.stop():
@@ -306,10 +294,8 @@ class TransferSearch:
         """A set near that of a plan: a value that is made again is moved instead, or one that moves is kept."""
         graph = self.graph
         used = found.used
-        counts = [0] * graph.ops
-        for op in found.order:
-            counts[op] += 1
-        again = [v for v in self.movable if counts[graph.value_op[v]] > 1 and v not in used]
+        counts = recomputed(found.order, graph.ops)
+        again = [v for v in self.movable if counts[graph.value_op[v]] and v not in used]
         moved = set(found.moved & used) if self.random.random() < 0.5 else set(found.moved)
         for _ in range(1 + int(self.random.expovariate(1.0))):
             if again and (not used or self.random.random() < 0.6):
