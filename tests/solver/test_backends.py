@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import remat_solver
-from remat_solver.backends import ENGINES, Engine, Improvement, lp
+from remat_solver.backends import ENGINES, Engine, Improvement
 from remat_solver.backends import engine as engine_module
 from remat_solver.backends.engine import last_word
 from remat_solver.deadline import Deadline
@@ -207,11 +207,11 @@ def test_a_run_does_not_wait_for_the_end_of_its_child_and_close_does(monkeypatch
 def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
     script = textwrap.dedent(
         f"""
-        from remat_solver.backends import run
+        from remat_solver.backends import Engine
         from remat_solver.deadline import Deadline
         from solver.programs import hard_program
-        run(hard_program(), {name!r}, deadline=Deadline(60), on_improvement=lambda news: print("news", flush=True),
-            stopped=lambda: print("running", flush=True))
+        Engine({name!r}).run(hard_program(), deadline=Deadline(60), stopped=lambda: print("running", flush=True),
+                             on_improvement=lambda news: print("news", flush=True))
         """
     )
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -298,10 +298,10 @@ def test_unknown_engine() -> None:
         Engine("glpk")
 
 
-def test_lp_gives_duals_whose_bound_needs_no_trust() -> None:
+def test_lp_gives_duals_whose_bound_needs_no_trust(engines: dict[str, Engine]) -> None:
     for seed in range(6):
         program = random_program(seed)
-        outcome = lp(program, deadline=Deadline(20))
+        outcome = engines["highs"].lp(program, deadline=Deadline(20))
         if outcome.status == "infeasible":
             assert brute_optimum(program) is None
             continue

@@ -1,6 +1,6 @@
 """Engines that solve programs, each in a child process that can be killed: HiGHS and CBC."""
 
-from .engine import ENGINES, Engine, check_engine, check_memory, free_memory, lp, run
+from .engine import ENGINES, Engine, check_engine, check_memory, free_memory
 from .outcome import CoverRow, Cutting, DerivedRow, Ending, Improvement, Outcome, Tree
 
 __all__ = [
@@ -16,6 +16,4 @@ __all__ = [
     "check_engine",
     "check_memory",
     "free_memory",
-    "lp",
-    "run",
 ]

@@ -373,25 +373,3 @@ def _environment() -> dict[str, str]:
     """The child's environment: the same modules to import, and no thread pools that nobody asked for."""
     paths = [path for path in sys.path if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def run(
-    program: Program,
-    engine: str = "highs",
-    *,
-    deadline: Deadline | None = None,
-    start: Floats | None = None,
-    on_improvement: Callable[[Improvement], None] | None = None,
-    stopped: Callable[[], bool] | None = None,
-    memory_bytes: int = 0,
-    **how: Any,
-) -> Outcome:
-    """Solve one program with one engine in a process of its own; the arguments are those of `Engine.run`."""
-    with Engine(engine, memory_bytes=memory_bytes) as child:
-        return child.run(program, deadline=deadline, start=start, on_improvement=on_improvement, stopped=stopped, **how)
-
-
-def lp(program: Program, *, deadline: Deadline | None = None, **how: Any) -> Outcome:
-    """Solve one LP relaxation in a process of its own; for several, hold an `Engine("highs")`."""
-    with Engine("highs") as child:
-        return child.lp(program, deadline=deadline, **how)
