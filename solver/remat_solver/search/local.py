@@ -9,7 +9,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from remat_ir import Graph, Plan
 from remat_ir.greedy import peak_of
@@ -86,22 +85,11 @@ _SHARE = 9
 _REST_S = 0.02
 
 
-class Finder(Protocol):
-    """What finds plans: the cost of the best one, and the plan itself."""
-
-    @property
-    def cost_ns(self) -> int | None:
-        """Of the best plan found, in ns."""
-
-    def plan(self) -> Plan | None:
-        """The best plan found."""
-
-
 class Delivery:
     """Brings a search's plans to the incumbent, not so often that making and verifying them becomes the main work."""
 
-    def __init__(self, search: Finder, incumbent: Incumbent, source: str) -> None:
-        self.search, self.incumbent, self.source = search, incumbent, source
+    def __init__(self, search: Search, incumbent: Incumbent) -> None:
+        self.search, self.incumbent = search, incumbent
         self.due = 0.0
 
     def check(self) -> bool:
@@ -123,7 +111,7 @@ class Delivery:
         start = self.incumbent.deadline.elapsed()
         plan = self.search.plan()
         if plan is not None:
-            self.incumbent.offer(plan, self.source)
+            self.incumbent.offer(plan, "search")
         end = self.incumbent.deadline.elapsed()
         self.due = end + _SHARE * (end - start)
 
@@ -249,7 +237,6 @@ class Search:
         self,
         incumbent: Incumbent,
         iterations: int | None = None,
-        source: str = "search",
         between: Callable[[int], object] = lambda moves: None,
     ) -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
@@ -258,7 +245,7 @@ class Search:
         with the number of moves made. The result for a given number of moves depends on the seed alone, as long as
         nobody else offers plans.
         """
-        delivery = Delivery(self, incumbent, source)
+        delivery = Delivery(self, incumbent)
 
         def check() -> bool:
             between(self.moves)
@@ -372,7 +359,7 @@ class Starts:
                 return
             start = self._recent[self._new % len(self._recent)]
             self._new += 1
-            delivery = Delivery(search, self._incumbent, "search")
+            delivery = Delivery(search, self._incumbent)
             if not search.adopt(start) or search.cool(_START_MOVES, (COOL, COOLEST)[self._new % 2], delivery.check):
                 return
             delivery.deliver()
