@@ -230,11 +230,6 @@ class Evidence:
         if answer.least_budget_bytes is not None:
             self.known(answer.least_budget_bytes, None, source)
 
-    def best_cost(self, budget_bytes: int) -> int | None:
-        """The least cost of a verified plan within a budget."""
-        fitting = [k.cost_ns for k in self._known if k.plan is not None and k.peak_bytes <= budget_bytes]
-        return min((cost for cost in fitting if cost is not None), default=None)
-
     @property
     def comparisons(self) -> int:
         """How many pairs of a bound and a plan there are to compare."""

@@ -35,8 +35,6 @@ def test_what_agrees_is_not_refuted() -> None:
     found.bound(PEAK, COST + 1, ("a-space-of-tomorrow",), "e")
     found.known(PEAK, COST, "f")
     assert found.refutations() == ()
-    assert found.best_cost(PEAK) == COST
-    assert found.best_cost(PEAK - 1) is None
 
 
 def test_a_budget_that_is_enough_and_not_enough() -> None:

@@ -28,7 +28,6 @@ _TRIES = 6
 def plans_by_blocks(
     incumbent: Incumbent,
     *,
-    source: str = "blocks",
     polish: Callable[[list[int]], None] | None = None,
 ) -> bool:
     """Offer the cheapest plan that the program over blocks leads to; False where the graph has too few narrow places.
@@ -54,7 +53,7 @@ def plans_by_blocks(
         program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots, incumbent.stopped)
     except TimeUp:
         return True
-    near = _offer_best(incumbent, view, program, source)
+    near = _offer_best(incumbent, view, program)
     if near is not None and polish is not None and not incumbent.stopped():
         polish(near)
     return True
@@ -95,7 +94,7 @@ def sequence_of(segments: Segments, menus: list[Menu], items: list[Item]) -> lis
     return list(without_unread(graph, tuple(permitted(graph, order))))
 
 
-def _offer_best(incumbent: Incumbent, view: ArrayView, program: BlockTable, source: str) -> list[int] | None:
+def _offer_best(incumbent: Incumbent, view: ArrayView, program: BlockTable) -> list[int] | None:
     """Offer the cheapest plan that fits, found by halving over memory limits; the cheapest next one that does not."""
     costs = program.costs()
     limits = [m for m in range(program.slots) if costs[m] < NEVER and (m == 0 or costs[m] < costs[m - 1])]
@@ -108,7 +107,7 @@ def _offer_best(incumbent: Incumbent, view: ArrayView, program: BlockTable, sour
         if run.peak > view.capacity:
             near = order
             return False
-        incumbent.offer(plan_of(view.graph, order), source)
+        incumbent.offer(plan_of(view.graph, order), "blocks")
         return True
 
     low, high = -1, len(limits)

@@ -125,6 +125,7 @@ class Trees:
         return 0.0 if math.isinf(remaining) else min(_WRITING_S, _WRITING_SHARE * remaining)
 
 
+_SOURCE = "staged"
 _LP_ROUNDS = 30
 _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
@@ -164,13 +165,11 @@ class Proof:
         *,
         polish: Callable[[list[int]], None] | None = None,
         exceeding: Callable[[list[int]], None] | None = None,
-        source: str = "staged",
         memory_bytes: int = 0,
         second: Callable[[Engine], None] | None = None,
     ) -> None:
         self.incumbent = incumbent
         self.options = options or ProofOptions()
-        self.source = source
         self.view: ArrayView = view_of(incumbent.problem)
         self.refinement = Refinement(self.view, self.options)
         self.out_of_memory = False
@@ -266,7 +265,7 @@ class Proof:
                 return
             bound = self.refinement.scale.linear_bound_ns(self.view, round_.program, outcome.bound)
             if self._certifier is None:
-                self.incumbent.raise_bound(bound, self.source)
+                self.incumbent.raise_bound(bound, _SOURCE)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
                 wanted = wanted_ns(self.incumbent, bound)
                 self._take(
@@ -339,7 +338,7 @@ class Proof:
             reason = f"No plan fits into {readable(budget)}: the staged relaxation has no solution."
             self.incumbent.prove_infeasible(reason, budget + 1, found.proof)
         else:
-            self.incumbent.raise_bound(found.bound_ns, self.source, proof=found.proof)
+            self.incumbent.raise_bound(found.bound_ns, _SOURCE, proof=found.proof)
 
     def _round(self, engine: Engine, watch: Deadline, turn: float | None = None) -> bool | None:
         """One integer program and what follows; False when nothing is left to do, None when its turn is over."""
@@ -431,7 +430,7 @@ class Proof:
     def _bound(self, units: float) -> None:
         if np.isfinite(units):
             bound = self.refinement.scale.bound_ns(self.view, units)
-            self.incumbent.raise_bound(bound, self.source)
+            self.incumbent.raise_bound(bound, _SOURCE)
 
     def _trace(self, round_: Round, x: Floats) -> Trace:
         return trace(self.view, primal_heuristic(self.view, round_.columns, x))
@@ -440,7 +439,7 @@ class Proof:
         """Offer a sequence if it fits, else note what it needs where nothing fits yet; whether it did."""
         fits, known = run.peak <= self.view.capacity, self.incumbent.cost_ns
         if known is None or (fits and int(self.view.cost[run.order].sum()) < known):
-            self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), self.source)
+            self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), _SOURCE)
         if not fits and self._exceeding is not None:
             self._exceeding(run.order.tolist())
         return fits

@@ -35,6 +35,9 @@ from ..program import Builder, Floats, Names, Program, Term
 from .relaxation import ONE, ZERO, Columns, Span, add_spans, held_at_end, left_at_cut, relax, values_of
 from .scale import Scale
 
+_TOLERANCE = 1e-3
+"""The fraction of the capacity by which a solution may exceed it."""
+
 
 class Violation(NamedTuple):
     """By which fraction of the capacity the memory is exceeded while an op is first computed."""
@@ -43,7 +46,7 @@ class Violation(NamedTuple):
     op: int
 
 
-def violations(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Violation]:
+def violations(view: ArrayView, columns: Columns, x: Floats) -> list[Violation]:
     """The slots of first computations inside coarse stages that a solution, fractional or not, cannot afford."""
     found: list[Violation] = []
     made = view.maker + 1
@@ -64,7 +67,7 @@ def violations(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float
         inputs = np.bincount(op, np.where(op < last[value], due[value], held[value]), minlength=end)
         memory = np.cumsum(change)[first:end] - inputs[first:end] + view.need[first:end]
         excess = (memory - view.capacity) / max(view.capacity, 1)
-        found += [Violation(float(excess[i]), first + int(i)) for i in np.flatnonzero(excess > tolerance)]
+        found += [Violation(float(excess[i]), first + int(i)) for i in np.flatnonzero(excess > _TOLERANCE)]
     return found
 
 
@@ -138,7 +141,7 @@ def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> 
     return column
 
 
-def violated_recomputations(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> Recomputations:
+def violated_recomputations(view: ArrayView, columns: Columns, x: Floats) -> Recomputations:
     """In each coarse stage where a solution breaks a row (h) by more than a fraction of the capacity, what to charge.
 
     Besides the recomputations that break a row, those that nearly would: the next solution may run them instead.
@@ -151,7 +154,7 @@ def violated_recomputations(view: ArrayView, columns: Columns, x: Floats, *, tol
         held = resident * view.size
         beside = float(held.sum()) - np.bincount(view.maker, held, minlength=view.ops)
         beside -= np.bincount(view.edge_op, held[view.edge_value], minlength=view.ops)
-        if float((beside + view.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * view.capacity:
+        if float((beside + view.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + _TOLERANCE) * view.capacity:
             continue
         able = columns.runs[c] >= 0
         over = np.where(able, beside + view.need - (1.0 - _ALMOST) * view.capacity, 0.0)

@@ -16,6 +16,7 @@ from ..deadline import Deadline, TimeUp, never
 from ..incumbent import Incumbent
 from ..program import Floats, Program
 from ..staged.certificate import Certified, Certifier, wanted_ns
+from ..staged.rows import Recomputations, add_to
 from ..staged.scale import Scale, balance_of, balanced
 from .relaxation import Columns, Written, ample_ns, relax, violations
 
@@ -35,14 +36,12 @@ class Relaxed:
     Attributes:
         bound_ns: what `row_dual`, of the balanced program, proves.
         moved: [values] the most of a value that is on the host when a coarse stage begins, 0 to 1.
-        again: [ops] how often an op is recomputed.
     """
 
     written: Written
     bound_ns: int
     row_dual: Floats
     moved: Floats
-    again: Floats
 
 
 def cuts_of(view: ArrayView, count: int) -> tuple[int, ...]:
@@ -65,15 +64,14 @@ def solved(
     cuts: tuple[int, ...],
     deadline: Deadline,
     *,
-    charge: bool = True,
     stopped: Callable[[], bool] = never,
 ) -> Relaxed | None:
     """The linear relaxation for some cuts, with the rows (h) that its solutions break; None if time is up before."""
     graph: Graph = view.graph
     assert graph.link is not None
-    charged: dict[int, set[int]] = {}
+    charged: Recomputations = {}
     best: Relaxed | None = None
-    for _ in range(_ROUNDS if charge else 1):
+    for _ in range(_ROUNDS):
         try:
             written = relax(view, graph.link, cuts, charged, lambda: deadline.passed() or stopped())
         except TimeUp:
@@ -86,13 +84,9 @@ def solved(
             break
         bound = proved_ns(view, program, found.row_dual)
         if best is None or bound >= best.bound_ns:
-            best = Relaxed(written, bound, found.row_dual, *_read(view, columns, found.x))
-        more = violations(view, columns, found.x) if charge else {}
-        fresh = {c: ops - charged.get(c, set()) for c, ops in more.items()}
-        if not any(fresh.values()) or deadline.passed():
+            best = Relaxed(written, bound, found.row_dual, _moved(view, columns, found.x))
+        if not add_to(charged, violations(view, columns, found.x)) or deadline.passed():
             break
-        for c, ops in fresh.items():
-            charged.setdefault(c, set()).update(ops)
     return best
 
 
@@ -106,15 +100,12 @@ def proved_ns(view: ArrayView, program: Program, row_dual: Floats) -> int:
     return min(bound, ample_ns(view, view.graph.link))
 
 
-def _read(view: ArrayView, columns: Columns, x: Floats) -> tuple[Floats, Floats]:
-    moved, again = np.zeros(view.values), np.zeros(view.ops)
-    for c in range(columns.stages):
-        for table, into in ((columns.hosts[c], moved), (columns.back[c], moved)):
-            there = table >= 0
-            into[there] = np.maximum(into[there], np.minimum(1.0, x[table[there]]))
-        there = columns.runs[c] >= 0
-        again[there] += x[columns.runs[c][there]]
-    return moved, again
+def _moved(view: ArrayView, columns: Columns, x: Floats) -> Floats:
+    moved = np.zeros(view.values)
+    for table in (*columns.hosts, *columns.back):
+        there = table >= 0
+        moved[there] = np.maximum(moved[there], np.minimum(1.0, x[table[there]]))
+    return moved
 
 
 def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:

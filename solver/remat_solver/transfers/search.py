@@ -140,9 +140,7 @@ class TransferSearch:
         moved = frozenset(step.value for step in plan.steps if isinstance(step, Offload))
         self.take(plan.computes, moved, 0, prune=True)
 
-    def take(
-        self, order: Sequence[int], moved: frozenset[int], reserve: int, *, prune: bool = False, source: str = SOURCE
-    ) -> Found | None:
+    def take(self, order: Sequence[int], moved: frozenset[int], reserve: int, *, prune: bool = False) -> Found | None:
         """Place the copies of a sequence and offer its plan; None where it does not fit."""
         table = self.table(order)
         placing = self._placing(table, moved) or self._placing(table, frozenset(self.movable))
@@ -156,7 +154,7 @@ class TransferSearch:
         used = frozenset(value for gap in gaps for value in self.values_of(gap))
         taken = Found(cost_ns, tuple(order), moved, used, reserve)
         if best_ns is None or cost_ns < best_ns:
-            self.incumbent.offer(plan, source)
+            self.incumbent.offer(plan, SOURCE)
             self.best = taken
         return taken
 
