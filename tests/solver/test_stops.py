@@ -22,8 +22,7 @@ from remat_solver.incumbent import Incumbent
 from remat_solver.join import JoinTable
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.methods.least import narrowed
-from remat_solver.offload.bound import makespan_bound
-from remat_solver.offload.method import repaired_plan
+from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable, Schedule
 from remat_solver.staged.least import LeastProof
 from remat_solver.staged.prove import Proof

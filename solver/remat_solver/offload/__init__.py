@@ -1,7 +1,16 @@
 """Chains with a link to the host: what to keep, recompute or move, first in the fluid model, then tensor by tensor."""
 
-from .bound import makespan_bound
-from .method import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, offload_all, pofo, repaired_plan, save_on_cpu, tensor_plan
+from .method import (
+    ENOUGH_SLOTS,
+    MOST_SLOTS,
+    PofoOptions,
+    makespan_bound,
+    offload_all,
+    pofo,
+    repaired_plan,
+    save_on_cpu,
+    tensor_plan,
+)
 from .table import OffloadTable, Schedule
 
 __all__ = [

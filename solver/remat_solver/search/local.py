@@ -140,7 +140,6 @@ class Search:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int = 0) -> None:
         self.graph = graph
         self.moves = 0
-        self._budget = budget_bytes
         self._profile: Ints = profile_of(graph, budget_bytes, seed)
         self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
