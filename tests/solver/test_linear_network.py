@@ -18,7 +18,7 @@ from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
 from remat_solver.bounds import pair_need
 from remat_solver.chain.network import linear_network
-from remat_solver.chain.persistent import Least, Persistent, Stage, Stages
+from remat_solver.chain.persistent import LeastOfStages, Persistent, Stage, Stages
 from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
 from solver.chain_brute import best_cost
@@ -156,7 +156,7 @@ def test_budgets_near_the_least_of_a_deep_transformer(name: str, factor: float) 
         assert answer.least_budget_bytes is not None
     network = linear_network(graph)
     assert network is not None
-    least = Least(Stages(network))
+    least = LeastOfStages(Stages(network))
     assert verify(Problem(graph, least.budget_bytes), network.invert(least.sequence())).cost_ns
 
 
@@ -185,7 +185,7 @@ def test_exact_against_all_schedules_of_a_linear_graph(graph: Graph) -> None:
     stages = Stages(network)
     plans = all_plans(graph, stages)
     least = min(peak for _, peak in plans)
-    assert Least(stages).budget_bytes == least
+    assert LeastOfStages(stages).budget_bytes == least
     for budget in range(least, plain_peak(graph) + 1):
         best = min(cost for cost, peak in plans if peak <= budget)
         assert Persistent(stages, budget, slots=10_000).added_ns == best - graph.total_cost_ns
@@ -203,7 +203,7 @@ def test_between_the_bound_and_all_schedules_of_a_captured_network(seed: int) ->
         return
     stages = Stages(network)
     plans = all_plans(graph, stages)
-    least = Least(stages)
+    least = LeastOfStages(stages)
     assert least.budget_bytes >= min(peak for _, peak in plans)
     for budget in range(least.budget_bytes, plain_peak(graph) + 1):
         problem = Problem(graph, budget)
@@ -224,7 +224,7 @@ def test_a_lift_costs_what_its_chain_does(chain: Chain, data: st.DataObject) -> 
     network = linear_network(graph)
     assert network is not None
     assert network.stages == chain.stages
-    budget = data.draw(st.integers(Least(Stages(network)).budget_bytes, 2 * plain_peak(chain) + 1))
+    budget = data.draw(st.integers(LeastOfStages(Stages(network)).budget_bytes, 2 * plain_peak(chain) + 1))
     plan = solve(Problem(graph, budget), method="rotor", max_gap=0, options={"slots": 20_000})
     assert plan.cost_ns is not None
     best = best_cost(chain, budget)

@@ -38,7 +38,7 @@ LINK = Link(10**9, 10**9)
 
 def staged_program(graph: Graph, stop: Callable[[], bool]) -> object:
     view = view_of(Problem(graph, plain_peak(graph) - 1))
-    rows = Rows({graph.ops // 3, graph.ops - 1}, reruns={graph.ops - 1: {0, 1}})
+    rows = Rows({graph.ops // 3, graph.ops - 1}, recomputations={graph.ops - 1: {0, 1}})
     rows.cut(graph.ops // 2)
     return write(view, rows, scale_of(view), stop=stop)
 

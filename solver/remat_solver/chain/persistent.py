@@ -238,7 +238,7 @@ class Persistent:
         each = [stages[t] for t in range(1, count + 1)]
         self._tape = np.array([0, *(stage.tape_bytes for stage in each)], np.int64) // self.unit
         self._leads = np.array([0, *(stage.leads_bytes for stage in each)], np.int64) // self.unit
-        self._reruns = np.cumsum([0, *(stage.again.cost_ns for stage in each)])
+        self._again_ns = np.cumsum([0, *(stage.again.cost_ns for stage in each)])
         shape = (count + 2, count + 2, len(self._room))
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         self.added_ns: int | None = None
@@ -287,7 +287,7 @@ class Persistent:
         base = stages.held_bytes(t, joined)
         split = np.minimum(self.c[s, s:t], self.d[s, s:t]) + shifted[s + 1 : t + 1]
         if not last:
-            split += (self._reruns[s:t] - self._reruns[s - 1])[:, None]
+            split += (self._again_ns[s:t] - self._again_ns[s - 1])[:, None]
         least = (stages.highest(first=last)[s, s:t] + base) // self.unit
         split[(self._room[None, :] < least[:, None]) | (split > NEVER)] = NEVER
         found[1:] = split
@@ -328,7 +328,7 @@ class Persistent:
         return _schedule(self.stages, choose, room)
 
 
-class Least:
+class LeastOfStages:
     """The persistent schedule of the least peak: the same recursion with peaks in place of costs, in bytes.
 
     Raises:

@@ -15,8 +15,7 @@ from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from .network import LinearNetwork
-from .persistent import MOST_CELLS, Persistent, Stages
-from .persistent import Least as LeastOfStages
+from .persistent import MOST_CELLS, LeastOfStages, Persistent, Stages
 from .table import Least, Table
 
 MOST_SLOTS = 20_000

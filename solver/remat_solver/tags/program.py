@@ -40,8 +40,9 @@ class TagProgram:
     """The program of a graph and a budget with the rows found so far.
 
     Attributes:
-        cuts: backward ops that end stages. forward: forward ops, and reruns: (op, backward op before which it is
-            computed again), at which memory counts. wrong: sets of tags that do not fit, whatever the rows say.
+        cuts: backward ops that end stages. forward: forward ops at which memory counts. recomputations: (op, backward
+            op before which it is computed again) at which it does. wrong: sets of tags that do not fit, whatever the
+            rows say.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, free: Iterable[int]) -> None:
@@ -54,7 +55,7 @@ class TagProgram:
         steps = np.linspace(0, count - 1, min(_FIRST_CUTS, count))
         self.cuts = {self.boundary + int(step) for step in steps} | {graph.ops - 1}
         self.forward: set[int] = set()
-        self.reruns: set[tuple[int, int]] = set()
+        self.recomputations: set[tuple[int, int]] = set()
         self.wrong: list[frozenset[int]] = []
         users = graph.users
         self.readers = [[q for q in users[v] if q in self.free] for v in range(graph.values)]
@@ -106,9 +107,9 @@ class TagProgram:
             self._memory_at(op, stage, stage)
         for op in sorted(self.forward):
             self._memory_at(op, ZERO, ZERO)
-        for op, reader in sorted(self.reruns):
+        for op, reader in sorted(self.recomputations):
             stage = bisect_left(ends, reader)
-            self._memory_at(reader, stage, stage - 1, rerun=op)
+            self._memory_at(reader, stage, stage - 1, again=op)
         for tags in self.wrong:
             signs = np.asarray([-1.0 if op in tags else 1.0 for op in self.free])
             builder.add_rows(1, [Term(0, again, signs)], lower=1.0 - len(tags))
@@ -117,12 +118,12 @@ class TagProgram:
         program.cost[done[ordered, -1]] = cost[ordered]
         return program
 
-    def _memory_at(self, op: int, stage: int, before: int, rerun: int = ZERO) -> None:
+    def _memory_at(self, op: int, stage: int, before: int, again: int = ZERO) -> None:
         """That an op fits when it runs first, at the end of a stage; or an earlier one that is computed again for it.
 
-        `before` is the stage by whose end ops after `rerun` have been computed again, if at all.
+        `before` is the stage by whose end ops after `again` have been computed again, if at all.
         """
-        graph, runs = self.graph, op if rerun == ZERO else rerun
+        graph, runs = self.graph, op if again == ZERO else again
         fixed = graph.fixed_bytes + graph.op_workspace_bytes[runs]
         fixed += sum(graph.value_bytes[v] for v in graph.op_values[runs] if v not in graph.optional)
         terms: list[tuple[int, float]] = []
@@ -141,14 +142,14 @@ class TagProgram:
                 fixed += size
             elif later:
                 i = self.free[maker]
-                there = self._column(i, stage if maker < runs or rerun == ZERO else before)
+                there = self._column(i, stage if maker < runs or again == ZERO else before)
                 if there == self._again[i]:
                     fixed += size
                     continue
                 fixed += size
                 terms.append((int(self._again[i]), -size))
                 terms += [(there, size)] if there != ZERO else []
-            elif rerun == ZERO and maker < self.boundary:
+            elif again == ZERO and maker < self.boundary:
                 terms += [(column, size) for column in self._held_for(value, stage)]
         room = self.budget - fixed
         weight = self.byte_unit
@@ -156,10 +157,10 @@ class TagProgram:
         columns = np.asarray([c for c, _ in terms], np.int64)
         values = np.asarray([math.floor(size / weight) for _, size in terms], np.float64)
         most = float(math.floor(room / weight))
-        if rerun == ZERO:
+        if again == ZERO:
             self._builder.add_rows(1, [Term(0, columns, values)], upper=most)
             return
-        i = self.free[rerun]
+        i = self.free[again]
         big = float(values[values > 0].sum()) - min(0.0, most)
         ran = [(self._column(i, stage), big), (self._column(i, stage - 1), -big)]
         parts = [Term(0, column, value) for column, value in ran if column != ZERO]
@@ -194,7 +195,7 @@ class TagProgram:
 
     def refine(self, tags: frozenset[int]) -> None:
         """Add rows where a set of tags exceeds the memory; where all are there, leave the set itself out."""
-        before = len(self.cuts) + len(self.forward) + len(self.reruns)
+        before = len(self.cuts) + len(self.forward) + len(self.recomputations)
         order = tagged_order(self.graph, tags)
         try:
             moments = [m for m in replay(self.graph, plan_of(self.graph, order)) if m.op is not None]
@@ -222,8 +223,8 @@ class TagProgram:
             self.cuts.add(key)
             if op != key:
                 self.cuts.add(max(self.boundary, key - 1))
-                self.reruns.add((op, key))
-        if len(self.cuts) + len(self.forward) + len(self.reruns) == before:
+                self.recomputations.add((op, key))
+        if len(self.cuts) + len(self.forward) + len(self.recomputations) == before:
             self.wrong.append(tags)
 
 
