@@ -55,7 +55,9 @@ def _blocks() -> None:
 def _chains() -> None:
     Least(_CHAIN).plan()
     Table(_CHAIN, 8).plan(4)
-    OffloadTable(_CHAIN, 6, 8).schedule()
+    offload = OffloadTable(_CHAIN, 6, 8)
+    offload.schedule()
+    offload.tail(1, 2, 0, 0)
 
 
 def _joins() -> None:

@@ -378,7 +378,7 @@ class OffloadTable:
             if last:
                 forward.append(ChainStep(Verb.F_CK, i))
                 forward += (ChainStep(Verb.F_NONE, stage) for stage in range(i + 1, last + 1))
-                unwound.append(self._tail(i, last, held + own, due))
+                unwound.append(self.tail(i, last, held + own, due))
                 back = float(self._tails[row_of(i, last, self.chain.stages), held + own, due])
             else:
                 forward.append(ChainStep(Verb.F_ALL, i))
@@ -404,8 +404,8 @@ class OffloadTable:
             late = max(float(need) - beta * float(times[i:k].sum()) for k, need in enumerate(needs, i))
         return max(0.0, (late - float(memory - held) + left) / float(beta))
 
-    def _tail(self, i: int, j: int, held: int, due: int) -> tuple[ChainStep, ...]:
-        """The recomputation of stages i … j (B.3)."""
+    def tail(self, i: int, j: int, held: int, due: int) -> tuple[ChainStep, ...]:
+        """The recomputation of stages i … j (B.3), with A and Δ in slots as in `backward_best`."""
         _, beta, _, times_b, activation, tape, *_ = self._arguments
 
         def split(i: int, j: int, left: tuple[int, int]) -> tuple[int, tuple[int, int]]:
