@@ -234,7 +234,7 @@ def test_nothing_comes_from_a_cdn(service: Service) -> None:
 
 
 def test_clients_cannot_write_plans(service: Service) -> None:
-    """No route takes a plan: the only documents that go in are problems, limits and profiles."""
+    """No route takes a plan: what goes in are problems, limits, profiles, and words of what a plan came to."""
     document = service.http.get("/openapi.json").json()
     taken = set()
     for path, operations in document["paths"].items():
@@ -244,7 +244,7 @@ def test_clients_cannot_write_plans(service: Service) -> None:
                 taken.add((method, path, body["$ref"].rsplit("/", 1)[1]))
     assert {name for _, _, name in taken} == {
         "SolveRequest", "SweepRequest", "BatchRequest", "ValidateRequest", "ProfileLookup", "ProfileUpload",
-        "TenantRequest", "TenantChange", "KeyRequest",
+        "TenantRequest", "TenantChange", "KeyRequest", "RunReport", "OpNames",
     }  # fmt: skip
     bodies = json.dumps(document["components"]["schemas"]["SolveRequest"])
     assert "PlanDocument" not in bodies
