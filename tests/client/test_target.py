@@ -244,6 +244,19 @@ def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, change: tuple[str, str
         target_step(lambda: None, str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "found"), [("RTX 4090", "rtx4090"), ("gaudi", "gaudi3"), ("H-100", "h100"), ("l4", "l4"), ("l40", "l40s")]
+)
+def test_a_device_is_found_by_how_people_write_it(text: str, found: str) -> None:
+    assert target_of(text) is TARGETS[found]
+
+
+@pytest.mark.parametrize("text", ["rtx", "", "t", "h1", "100"])
+def test_a_name_of_several_devices_or_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidData, match="is no device"):
+        target_of(text)
+
+
 @pytest.mark.thorough
 def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Path) -> None:
     for text, said in [

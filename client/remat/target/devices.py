@@ -234,8 +234,9 @@ def target_of(text: str | Target) -> Target:
         return text
     if not isinstance(text, str):
         raise InvalidData(f"a device is one of {', '.join(TARGETS)}, or a table in a TOML or JSON file, not {text!r}")
-    if text.lower() in TARGETS:
-        return TARGETS[text.lower()]
+    named = _named(text)
+    if named is not None:
+        return TARGETS[named]
     path = Path(text)
     if path.suffix not in (".toml", ".json"):
         raise InvalidData(
@@ -252,6 +253,19 @@ def target_of(text: str | Target) -> Target:
         return _read(data)
     except InvalidData as error:
         raise InvalidData(f"the table {text}: {error}") from None
+
+
+def _named(text: str) -> str | None:
+    """The device that a name means, however it is spelled, or the only one that begins so: "RTX 4090", "gaudi"."""
+
+    def bare(name: str) -> str:
+        return "".join(c for c in name.lower() if c.isalnum())
+
+    wanted = bare(text) if not text.lower().endswith((".toml", ".json")) else ""
+    begin = [name for name in TARGETS if len(wanted) > 2 and bare(name).startswith(wanted)]
+    exact = [name for name in TARGETS if bare(name) == wanted]
+    found = exact or begin
+    return found[0] if len(found) == 1 else None
 
 
 def _read(data: Any) -> Target:
