@@ -103,7 +103,7 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
         "costs": [graph.op_cost_ns[op] for op in reduced],
         "once": [op in graph.once for op in reduced],
         "kernels": [len(made.step.operations.ops[op].nodes) for op in reduced],
-        "peaks": [list(peak) for peak in peaks],
+        "peaks": [[peak.predicted_bytes, peak.measured_bytes] for peak in peaks],
         "held": held_by_threads(made.step.operations),
     }
 

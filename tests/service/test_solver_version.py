@@ -25,7 +25,7 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(folder, tmp_path / "solver" / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "solver"), *filter(None, sys.path)]))
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # the copy's kernels would be compiled first
-    return tmp_path / "solver" / "remat_solver" / "methods" / "greedy.py"
+    return tmp_path / "solver" / "remat_solver" / "methods" / "heuristics.py"
 
 
 @pytest.mark.thorough
