@@ -240,7 +240,7 @@ def measured_pieces(folder: Path, name: str, since: str = "") -> set[str]:
 
 
 def _put(folder: Path, name: str, new: list[Row], before: Machine) -> None:
-    """Put the rows of a piece into a measurement's file, and what all of it was measured on beside it.
+    """Put the rows of a piece into a measurement's file, and what all of it was measured on next to it.
 
     They take the place of the piece's earlier rows, and of rows of the same methods that no piece is named for. Two
     pieces may end at once: one after the other reads the file and replaces it.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 
 import httpx2
 import pytest
 
 from remat_ir import Problem, budget_at
-from service.serving import Service, serving, training_graph
+from service.serving import Service, eventually, serving, training_graph
 from service.test_tenants import Tenant, cli
 
 GRAPH = training_graph(4)
@@ -19,7 +21,8 @@ NAMES = {"names": [f"net.block{op}" for op in range(GRAPH.ops)], "where": ["mode
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that needs keys."""
-    with serving(tmp_path_factory.mktemp("attached"), workers=1, require_keys="true") as running:
+    settings = {"workers": 1, "require_keys": "true", "housekeeping_s": 1}
+    with serving(tmp_path_factory.mktemp("attached"), **settings) as running:
         yield running
 
 
@@ -142,3 +145,15 @@ def test_attachments_count_for_the_quota_and_go_with_their_request(
     assert "are stored for this tenant" in refused.json()["detail"]
     cli(locked, "tenants", "quota", tenant, "--stored-bytes", "none")
     assert put(anna, solve, "run", RUN).status_code == 204
+    assert _stored(locked, solve) == 1
+    cli(locked, "tenants", "quota", tenant, "--requests", "1")
+    solved(anna, 0.7)
+    eventually(lambda: anna.http.get(f"/v1/solves/{solve}").status_code == 404)
+    assert _stored(locked, solve) == 0
+
+
+def _stored(service: Service, solve: str) -> int:
+    """How many attachments of a solve are in the database."""
+    with closing(sqlite3.connect(next(service.folder.glob("*.sqlite")))) as database:
+        query = "SELECT count(*) FROM attachments WHERE request_id = ?"
+        return int(database.execute(query, (solve,)).fetchone()[0])
