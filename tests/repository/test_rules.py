@@ -125,3 +125,23 @@ def test_no_assertion_is_timed() -> None:
     assert TIMED.search("assert answer.seconds < 20")
     found = [f"{path.name}: {line[0].strip()}" for path in TESTS for line in TIMED.finditer(path.read_text())]
     assert [line for line in found if not line.startswith("test_rules.py")] == []
+
+
+SCRIPTS = ROOT / "service" / "remat_service" / "web" / "page" / "static"
+_NO_CODE = re.compile(r'"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|//.*|for \([^;]*;[^;]*;')
+
+
+def test_the_scripts_of_the_page_are_formatted() -> None:
+    """At most 120 characters and one statement a line, two spaces a level; that they run the page's tests see."""
+    wrong = []
+    for path in sorted(SCRIPTS.glob("*.js")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            indent = len(line) - len(line.lstrip())
+            found = [
+                (len(line) > 120, "too long"),
+                ("\t" in line or line != line.rstrip(), "a tab, or space at its end"),
+                (indent % 2, "an odd indentation"),
+                (re.search(r";\s+[^\s})]", _NO_CODE.sub("", line)), "two statements"),
+            ]
+            wrong += [f"{path.name}:{number}: {what}" for is_wrong, what in found if is_wrong]
+    assert wrong == []

@@ -7,24 +7,35 @@
 
   // An error that belongs to no field stays until it is closed, or until what failed works again.
   function tell(error) {
-    if (!error) { notice.replaceChildren(); return; }
-    notice.replaceChildren(el("p", {}, error.message || String(error)), el("button", { class: "quiet", "aria-label": "Close this message", onclick: () => notice.replaceChildren() }, "×"));
+    if (!error) {
+      notice.replaceChildren();
+      return;
+    }
+    notice.replaceChildren(el("p", {}, error.message || String(error)),
+      el("button", { class: "quiet", "aria-label": "Close this message", onclick: () => notice.replaceChildren() }, "×",
+      ));
   }
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
   const name = (text) => { document.title = text ? `${text} · remat` : "remat"; };
 
   // Everything about one solve; a graph's plan is replayed here, other plans by the service.
   Remat.whole = async (id) => {
-    const [answer, problem, progress, name, { run, names }] = await Promise.all([service.solve(id), service.problem(id), service.progress(id), service.nameOf(id), service.attachments(id)]);
+    const [answer, problem, progress, name, { run, names }] = await Promise.all([service.solve(id), service.problem(id),
+      service.progress(id), service.nameOf(id), service.attachments(id)]);
     const timeline = problem.graph ? null : await service.timeline(id);
-    return { answer, name, problem, timeline, progress: progress.progress, names: service.names(id) || names?.names, where: names?.where, ran: run };
+    return { answer, name, problem, timeline, progress: progress.progress, names: service.names(id) || names?.names,
+      where: names?.where, ran: run };
   };
 
   async function solvePage(box, current, { tell }, id) {
     const live = el("div", { class: "live", "aria-live": "polite" }, "Loading…"), inside = el("div");
-    const cancel = el("button", { hidden: true, onclick: () => service.cancel(id).catch(tell) }, "Cancel and keep the best plan so far");
+    const cancel = el("button", { hidden: true, onclick: () => service.cancel(id).catch(tell) },
+      "Cancel and keep the best plan so far");
     box.append(el("p", {}, el("a", { href: "#/" }, "← All solves")), live, cancel, inside);
-    const draw = (whole) => { inside.replaceChildren(); name(Remat.plan.show(inside, { ...whole, redraw: draw })); };
+    const draw = (whole) => {
+      inside.replaceChildren();
+      name(Remat.plan.show(inside, { ...whole, redraw: draw }));
+    };
     let shown = "";
     while (current()) {
       const answer = await service.solve(id), key = `${answer.status} ${answer.cost_ns} ${answer.bound_ns}`;
@@ -33,9 +44,13 @@
       if (key !== shown) {
         const whole = await Remat.whole(id);
         if (!current()) return;
-        shown = key; draw(whole);
+        shown = key;
+        draw(whole);
       }
-      live.textContent = ended(answer) ? "" : `${answer.status === "queued" ? "Waiting for a free solver" : "Solving"} for ${seconds(answer.seconds)}${answer.overhead === null ? "" : `: ${signed(answer.overhead)} time, at most ${percent(answer.gap)} from optimal`}`;
+      live.textContent = ended(answer) ? ""
+        : `${answer.status === "queued" ? "Waiting for a free solver" : "Solving"} for ${seconds(answer.seconds)}` +
+          (answer.overhead === null ? ""
+            : `: ${signed(answer.overhead)} time, at most ${percent(answer.gap)} from optimal`);
       if (ended(answer)) return;
       await pause(1000);
     }
@@ -43,41 +58,85 @@
 
   function missing(box, what) {
     name("Not found");
-    box.append(el("h1", {}, "Nothing here"), el("p", {}, what), el("p", {}, el("a", { href: "#/" }, "To the list of solves"), " or ", el("a", { href: "#/help" }, "to the help"), "."));
+    box.append(el("h1", {}, "Nothing here"), el("p", {}, what),
+      el("p", {}, el("a", { href: "#/" }, "To the list of solves"), " or ", el("a", { href: "#/help" }, "to the help"),
+        "."));
   }
 
   function signIn(error) {
-    visit++; main.replaceChildren(); tell(null); name("Sign in");
-    Remat.account.page(main, error, () => { if (location.hash === "#/sign-in") location.hash = "#/"; else turnTo(); });
+    visit++;
+    main.replaceChildren();
+    tell(null);
+    name("Sign in");
+    Remat.account.page(main, error, () => {
+      if (location.hash === "#/sign-in") location.hash = "#/";
+      else turnTo();
+    });
   }
 
-  const PAGES = { "": ["Solves", Remat.list.page], solve: ["Solve", solvePage], sweep: ["Time against memory", Remat.sweep.page], "max-batch": ["Largest batch", Remat.batch.page], compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)], operate: ["Operation", Remat.operate.page], help: ["Help", Remat.help.page] };
+  const PAGES = { "": ["Solves", Remat.list.page], solve: ["Solve", solvePage],
+    sweep: ["Time against memory", Remat.sweep.page], "max-batch": ["Largest batch", Remat.batch.page],
+    compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)],
+    operate: ["Operation", Remat.operate.page], help: ["Help", Remat.help.page] };
 
   async function turnTo() {
-    const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"), [page, ...rest] = path.split("/").map(decodeURIComponent);
-    main.replaceChildren(); tell(null);
-    for (const link of document.querySelectorAll("nav a")) { if (link.getAttribute("href").split("/")[1] === page) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current"); }
-    if (page === "solves") { location.replace(rest.length ? `#/solve/${rest.join("/")}` : "#/"); return; } // as the API's own address says it
-    if (page === "sign-in") { signIn(null); return; }
-    if (!PAGES[page]) { missing(main, `There is no page “${path}”.`); return; }
+    const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"),
+      [page, ...rest] = path.split("/").map(decodeURIComponent);
+    main.replaceChildren();
+    tell(null);
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.getAttribute("href").split("/")[1] === page) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    if (page === "solves") { // as the API's own address says it
+      location.replace(rest.length ? `#/solve/${rest.join("/")}` : "#/");
+      return;
+    }
+    if (page === "sign-in") {
+      signIn(null);
+      return;
+    }
+    if (!PAGES[page]) {
+      missing(main, `There is no page “${path}”.`);
+      return;
+    }
     const [title, show] = PAGES[page];
     name(title);
-    try { await show(main, current, { tell, pause }, ...(page ? rest : [Object.fromEntries(new URLSearchParams(query || ""))])); } catch (error) {
+    try {
+      await show(main, current, { tell, pause },
+        ...(page ? rest : [Object.fromEntries(new URLSearchParams(query || ""))]));
+    } catch (error) {
       if (!current()) return;
       if (error.status === 401 || error.status === 403) signIn(error);
-      else if (error.status === 404 || error.status === 410 || error.status === 422) { main.replaceChildren(); missing(main, `${error.message[0].toUpperCase()}${error.message.slice(1)}.`); }
-      else { main.append(el("p", { class: "error" }, error.message, " ", el("button", { onclick: turnTo }, "Try again"))); }
+      else if (error.status === 404 || error.status === 410 || error.status === 422) {
+        main.replaceChildren();
+        missing(main, `${error.message[0].toUpperCase()}${error.message.slice(1)}.`);
+      } else {
+        main.append(el("p", { class: "error" }, error.message, " ", el("button", { onclick: turnTo }, "Try again")));
+      }
     }
   }
 
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   if (service.offline) {
-    const draw = () => { main.replaceChildren(); name(Remat.plan.show(main, service.offline)); };
-    draw(); dark.addEventListener("change", draw);
+    const draw = () => {
+      main.replaceChildren();
+      name(Remat.plan.show(main, service.offline));
+    };
+    draw();
+    dark.addEventListener("change", draw);
     return;
   }
-  document.querySelector(".skip").addEventListener("click", (e) => { e.preventDefault(); main.focus(); }); // the hash is the page's address
-  window.addEventListener("hashchange", () => { turnTo(); main.focus(); });
+  // the hash is the page's address
+  document.querySelector(".skip").addEventListener("click", (e) => {
+    e.preventDefault();
+    main.focus();
+  });
+  window.addEventListener("hashchange", () => {
+    turnTo();
+    main.focus();
+  });
   dark.addEventListener("change", turnTo); // pictures are drawn in the colors of their moment
-  Remat.account.show(); turnTo();
+  Remat.account.show();
+  turnTo();
 })(window.Remat);

@@ -1,6 +1,5 @@
 "use strict";
 // What all pictures share: colors, axes, a tooltip, and one axis of time that several panels show the same part of.
-window.Remat = window.Remat || {};
 (function (Remat) {
   const { el, bytes } = Remat.words;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -12,18 +11,27 @@ window.Remat = window.Remat || {};
     const shown = [], pointed = [];
     const axis = { lo, hi, full: [lo, hi],
       set(a, b) {
-        const least = (hi - lo) / 1e5, span = Math.min(hi - lo, Math.max(least, b - a)), from = Math.min(Math.max(lo, a), hi - span);
-        axis.lo = from; axis.hi = from + span; shown.forEach((f) => f());
+        const least = (hi - lo) / 1e5, span = Math.min(hi - lo, Math.max(least, b - a)),
+          from = Math.min(Math.max(lo, a), hi - span);
+        axis.lo = from;
+        axis.hi = from + span;
+        shown.forEach((f) => f());
       },
       reset() { axis.set(lo, hi); },
-      zoom(factor, at = (axis.lo + axis.hi) / 2) { axis.set(at - (at - axis.lo) * factor, at + (axis.hi - at) * factor); },
-      onShow(f) { shown.push(f); }, point(x, from) { pointed.forEach((f) => f(x, from)); }, onPoint(f) { pointed.push(f); } };
+      zoom(factor, at = (axis.lo + axis.hi) / 2) {
+        axis.set(at - (at - axis.lo) * factor, at + (axis.hi - at) * factor);
+      },
+      onShow(f) { shown.push(f); },
+      point(x, from) { pointed.forEach((f) => f(x, from)); },
+      onPoint(f) { pointed.push(f); } };
     return axis;
   }
 
   function axes(xText, yText, xFormat, yFormat) {
     const incrs = (format) => (format === bytes ? { incrs: BINARY } : {});
-    const common = { stroke: color("--ink"), font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+    const common = { stroke: color("--ink"), font: "12px system-ui, sans-serif",
+      labelFont: "12px system-ui, sans-serif", labelSize: 20, grid: { stroke: color("--line"), width: 1 },
+      ticks: { stroke: color("--line") } };
     return [
       { ...common, ...incrs(xFormat), label: xText, size: 34, space: 76, values: (_, ticks) => ticks.map(xFormat) },
       { ...common, ...incrs(yFormat), label: yText, size: GUTTER.left - 20, values: (_, ticks) => ticks.map(yFormat) }];
@@ -35,8 +43,14 @@ window.Remat = window.Remat || {};
   function follow(box, act) {
     let last = width(box);
     const watch = new ResizeObserver(() => {
-      if (!box.isConnected) { watch.disconnect(); return; }
-      if (width(box) !== last) { last = width(box); act(last); }
+      if (!box.isConnected) {
+        watch.disconnect();
+        return;
+      }
+      if (width(box) !== last) {
+        last = width(box);
+        act(last);
+      }
     });
     watch.observe(box);
   }
@@ -45,14 +59,19 @@ window.Remat = window.Remat || {};
   function plot(box, options, data) {
     box.replaceChildren();
     const height = options.height || 300;
-    const made = new uPlot({ width: width(box), height, legend: { show: false }, padding: [14, GUTTER.right, 0, 0], ...options }, data, box);
+    const made = new uPlot(
+      { width: width(box), height, legend: { show: false }, padding: [14, GUTTER.right, 0, 0], ...options }, data, box);
     follow(box, (wide) => made.setSize({ width: wide, height }));
     return made;
   }
 
   // items: [{text, color, kind: "line" | "dash" | "area" | "dot"}]
   function legend(items) {
-    return el("ul", { class: "legend" }, items.map((i) => el("li", {}, el("span", { class: `key ${i.kind || "area"}`, vars: { "--key": i.color }, "aria-hidden": "true" }), i.text)));
+    return el("ul", { class: "legend" },
+      items.map((i) =>
+        el("li", {},
+          el("span", { class: `key ${i.kind || "area"}`, vars: { "--key": i.color }, "aria-hidden": "true" }), i.text)),
+    );
   }
 
   // A card that floats next to what is pointed at, and flips before it would leave its box.
@@ -61,7 +80,8 @@ window.Remat = window.Remat || {};
     box.append(tip);
     return { node: tip, hide: () => { tip.hidden = true; },
       show(x, y, ...content) {
-        tip.replaceChildren(...content); tip.hidden = false;
+        tip.replaceChildren(...content);
+        tip.hidden = false;
         const right = x + 16 + tip.offsetWidth <= box.clientWidth;
         tip.style.left = `${right ? x + 16 : Math.max(0, x - 16 - tip.offsetWidth)}px`;
         tip.style.top = `${Math.max(0, y)}px`;
@@ -70,16 +90,23 @@ window.Remat = window.Remat || {};
 
   // The picture as it is seen, on paper, with a title and the legend.
   function png(chart, title, items) {
-    const from = chart.ctx.canvas, unit = window.devicePixelRatio || 1, canvas = document.createElement("canvas"), c = canvas.getContext("2d");
+    const from = chart.ctx.canvas, unit = window.devicePixelRatio || 1, canvas = document.createElement("canvas"),
+      c = canvas.getContext("2d");
     const line = 22 * unit, head = 14 * unit + line * (1 + items.length);
-    canvas.width = from.width; canvas.height = from.height + head;
-    c.fillStyle = color("--paper"); c.fillRect(0, 0, canvas.width, canvas.height);
-    c.font = `600 ${15 * unit}px system-ui, sans-serif`; c.fillStyle = color("--ink"); c.fillText(title, 12 * unit, line);
+    canvas.width = from.width;
+    canvas.height = from.height + head;
+    c.fillStyle = color("--paper");
+    c.fillRect(0, 0, canvas.width, canvas.height);
+    c.font = `600 ${15 * unit}px system-ui, sans-serif`;
+    c.fillStyle = color("--ink");
+    c.fillText(title, 12 * unit, line);
     c.font = `${12 * unit}px system-ui, sans-serif`;
     items.forEach((item, i) => {
       const y = line * (i + 2);
-      c.fillStyle = item.color; c.fillRect(12 * unit, y - 8 * unit, 14 * unit, 6 * unit);
-      c.fillStyle = color("--ink"); c.fillText(item.text, 34 * unit, y);
+      c.fillStyle = item.color;
+      c.fillRect(12 * unit, y - 8 * unit, 14 * unit, 6 * unit);
+      c.fillStyle = color("--ink");
+      c.fillText(item.text, 34 * unit, y);
     });
     c.drawImage(from, 0, head);
     return new Promise((done) => canvas.toBlob(done, "image/png"));

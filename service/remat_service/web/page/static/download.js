@@ -1,15 +1,18 @@
 "use strict";
 // A plan to take along: the answer, a trace for Perfetto, and this page as one file that asks nobody for anything.
-window.Remat = window.Remat || {};
 (function (Remat) {
   const { el, save } = Remat.words;
 
   function row(whole, traced) {
     const stem = `remat-${(whole.answer.digest || "plan").slice(0, 12)}`;
     return el("div", { class: "row" },
-      el("button", { onclick: () => save(`${stem}.json`, "application/json", JSON.stringify(whole.answer)) }, "Answer as JSON"),
-      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(traced())) }, "Trace for Perfetto"),
-      Remat.service.offline ? null : el("button", { onclick: () => offlineFile(whole).then((html) => save(`${stem}.html`, "text/html", html)) }, "One HTML file"));
+      el("button", { onclick: () => save(`${stem}.json`, "application/json", JSON.stringify(whole.answer)) },
+        "Answer as JSON"),
+      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(traced())) },
+        "Trace for Perfetto"),
+      Remat.service.offline ? null
+        : el("button", { onclick: () => offlineFile(whole).then((html) => save(`${stem}.html`, "text/html", html)) },
+            "One HTML file"));
   }
 
   // This page's own scripts and styles with the data inside.
@@ -19,11 +22,14 @@ window.Remat = window.Remat || {};
     const text = (url) => fetch(url).then((r) => r.text());
     const [scripts, styles] = [await Promise.all(sources.map(text)), await Promise.all(sheets.map(text))];
     const data = JSON.stringify(whole).replace(/</g, "\\u003c");
-    return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">` +
-      `<meta name="color-scheme" content="light dark"><title>remat plan</title><style>${styles.join("\n")}</style></head><body>` +
+    return (`<!doctype html><html lang="en"><head><meta charset="utf-8">` +
+      `<meta name="viewport" content="width=device-width, initial-scale=1">` +
+      `<meta name="color-scheme" content="light dark"><title>remat plan</title>` +
+      `<style>${styles.join("\n")}</style></head><body>` +
       `<header><span class="brand">remat</span></header><main id="main"></main><div id="notice" role="alert"></div>` +
       `<script type="application/json" id="remat-data">${data}</` + `script>` +
-      scripts.map((s) => `<script>${s.replace(/<\/script/gi, "<\\/script")}</` + "script>").join("") + `</body></html>`;
+      scripts.map((s) => `<script>${s.replace(/<\/script/gi, "<\\/script")}</` + "script>").join("") +
+      `</body></html>`);
   }
 
   Remat.download = { row };

@@ -1,6 +1,6 @@
 "use strict";
-// What a plan does, step by step: a fold over its steps for pictures only. The verifier is on the server and in the client.
-window.Remat = window.Remat || {};
+// What a plan does, step by step: a fold over its steps for pictures only.
+// The verifier is on the server and in the client.
 (function (Remat) {
   // The values each op makes, which of them are optional, and who reads each value.
   function index(graph) {
@@ -15,9 +15,7 @@ window.Remat = window.Remat || {};
   }
 
   // [op, kept values] for a compute step; what is kept is spelt out.
-  function kept(ix, step) {
-    return step.length > 2 ? step[2] : ix.made[step[1]].filter((v) => !ix.optional[v]);
-  }
+  function kept(ix, step) { return step.length > 2 ? step[2] : ix.made[step[1]].filter((v) => !ix.optional[v]); }
 
   // Training without rematerialization: each op once, each value freed after its last use.
   function plain(graph) {
@@ -30,15 +28,19 @@ window.Remat = window.Remat || {};
     return steps;
   }
 
-  // One row a computation: when it starts, how long it takes, memory while it runs, which stage it is in, whether again.
+  // One row a computation: when it starts, how long it takes, memory while it runs, its stage, whether again.
   function replay(graph, steps) {
     const ix = index(graph), n = steps.reduce((k, s) => k + (s[0] === "compute"), 0);
-    const rows = { ops: new Int32Array(n), start: new Float64Array(n), end: new Float64Array(n), host: new Float64Array(n), memory: new Float64Array(n), after: new Float64Array(n),
-      stage: new Int32Array(n), again: new Uint8Array(n), step: new Int32Array(n) };
+    const rows = { ops: new Int32Array(n), start: new Float64Array(n), end: new Float64Array(n),
+      host: new Float64Array(n), memory: new Float64Array(n), after: new Float64Array(n), stage: new Int32Array(n),
+      again: new Uint8Array(n), step: new Int32Array(n) };
     const born = new Int32Array(ix.values).fill(-1), intervals = [];
     const workspace = graph.op_workspace_bytes || [], link = graph.link ? Remat.transfers.link(graph) : null;
     let memory = graph.fixed_bytes || 0, time = 0, done = 0, row = 0;
-    const leave = (v) => { intervals.push([v, born[v], row - 1]); born[v] = -1; };
+    const leave = (v) => {
+      intervals.push([v, born[v], row - 1]);
+      born[v] = -1;
+    };
     steps.forEach((step, position) => {
       if (step[0] === "compute") {
         const op = step[1], keeps = kept(ix, step), keepSet = new Set(keeps);
@@ -47,10 +49,21 @@ window.Remat = window.Remat || {};
         const again = op < done;
         if (!again) done = op + 1;
         // recomputations belong to the stage of the first computation that they lead up to
-        rows.ops[row] = op; rows.start[row] = time; rows.memory[row] = during; rows.again[row] = again ? 1 : 0;
-        rows.stage[row] = again ? done : op; rows.step[row] = position;
-        for (const v of keeps) { memory += graph.value_bytes[v]; born[v] = row; }
-        rows.after[row] = memory; rows.host[row] = link ? link.host() : 0; time += graph.op_cost_ns[op]; rows.end[row] = time; row++;
+        rows.ops[row] = op;
+        rows.start[row] = time;
+        rows.memory[row] = during;
+        rows.again[row] = again ? 1 : 0;
+        rows.stage[row] = again ? done : op;
+        rows.step[row] = position;
+        for (const v of keeps) {
+          memory += graph.value_bytes[v];
+          born[v] = row;
+        }
+        rows.after[row] = memory;
+        rows.host[row] = link ? link.host() : 0;
+        time += graph.op_cost_ns[op];
+        rows.end[row] = time;
+        row++;
       } else if (step[0] === "free") {
         memory -= graph.value_bytes[step[1]];
         leave(step[1]);
@@ -58,14 +71,17 @@ window.Remat = window.Remat || {};
         if (row) rows.after[row - 1] = memory;
       } else {
         const changed = link.step(step[0], step[1], time);
-        memory += changed.memory; time = changed.now;
+        memory += changed.memory;
+        time = changed.now;
         if (step[0] === "drop") leave(step[1]);
         if (step[0] === "prefetch") born[step[1]] = row - 1;
         if (row) rows.after[row - 1] = memory;
       }
     });
     for (let v = 0; v < ix.values; v++) if (born[v] >= 0) intervals.push([v, born[v], n - 1]);
-    return { rows, intervals, count: n, time, copies: link ? link.copies : [], hostPeak: rows.host.reduce((a, b) => Math.max(a, b), 0), peak: rows.memory.reduce((a, b) => Math.max(a, b), graph.fixed_bytes || 0) };
+    return { rows, intervals, count: n, time, copies: link ? link.copies : [],
+      hostPeak: rows.host.reduce((a, b) => Math.max(a, b), 0),
+      peak: rows.memory.reduce((a, b) => Math.max(a, b), graph.fixed_bytes || 0) };
   }
 
   // Values resident while computation `row` runs, largest first.
@@ -77,14 +93,16 @@ window.Remat = window.Remat || {};
   // How often each op runs again, and what that costs: [{op, times, cost}], most expensive first.
   function recomputed(graph, run) {
     const times = new Map();
-    for (let i = 0; i < run.count; i++) if (run.rows.again[i]) times.set(run.rows.ops[i], (times.get(run.rows.ops[i]) || 0) + 1);
+    for (let i = 0; i < run.count; i++)
+      if (run.rows.again[i]) times.set(run.rows.ops[i], (times.get(run.rows.ops[i]) || 0) + 1);
     return [...times].map(([op, k]) => ({ op, times: k, cost: k * graph.op_cost_ns[op] }))
       .sort((a, b) => b.cost - a.cost || a.op - b.op);
   }
 
   // A curve of the service's timeline as a run: the same rows, without values.
   function fromTimeline({ start_ns, memory_bytes, what, again, end_ns }) {
-    return { rows: { start: start_ns, memory: memory_bytes, what, again }, count: what.length, time: end_ns, peak: memory_bytes.reduce((a, b) => Math.max(a, b), 0) };
+    return { rows: { start: start_ns, memory: memory_bytes, what, again }, count: what.length, time: end_ns,
+      peak: memory_bytes.reduce((a, b) => Math.max(a, b), 0) };
   }
 
   // When a row's computation ends; after it there may be a wait for a copy.
@@ -96,19 +114,23 @@ window.Remat = window.Remat || {};
   // The row that runs at a time.
   function at(run, x) {
     let lo = 0, hi = run.count - 1;
-    while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (run.rows.start[mid] <= x) lo = mid; else hi = mid - 1; }
+    while (lo < hi) {
+      const mid = (lo + hi + 1) >> 1;
+      if (run.rows.start[mid] <= x) lo = mid;
+      else hi = mid - 1;
+    }
     return lo;
   }
 
   // Chrome's trace format, which Perfetto opens: slices for rows, a counter for memory; times in microseconds.
   function trace(run, label, args, valueLabel = (v) => `value ${v}`) {
-    const events = [
-      { ph: "M", pid: 1, name: "process_name", args: { name: "remat plan" } },
+    const events = [{ ph: "M", pid: 1, name: "process_name", args: { name: "remat plan" } },
       { ph: "M", pid: 1, tid: 1, name: "thread_name", args: { name: "first computation" } },
       { ph: "M", pid: 1, tid: 2, name: "thread_name", args: { name: "recomputation" } }];
     for (let i = 0; i < run.count; i++) {
       const ts = run.rows.start[i] / 1000;
-      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: end(run, i) / 1000 - ts, name: label(i), args: args(i) });
+      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: end(run, i) / 1000 - ts, name: label(i),
+        args: args(i) });
       events.push({ ph: "C", pid: 1, ts, name: "memory", args: { bytes: run.rows.memory[i] } });
     }
     return { traceEvents: [...events, ...Remat.transfers.events(run, valueLabel)], displayTimeUnit: "ms" };
