@@ -22,11 +22,27 @@ def look(stop: Callable[[], bool]) -> None:
         raise TimeUp
 
 
-class Deadline:
-    """A moment at which to stop, and a stopwatch since its making; `seconds=None` never stops."""
+class Work:
+    """Seconds that are counted in place of those of a clock: each piece of work has its price, the same on any machine.
 
-    def __init__(self, seconds: float | None) -> None:
-        self._start = time.monotonic()
+    Attributes:
+        seconds: so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+class Deadline:
+    """A moment at which to stop, and a stopwatch since its making; `seconds=None` never stops.
+
+    Attributes:
+        work: what is counted in place of the clock; None: the clock.
+    """
+
+    def __init__(self, seconds: float | None, work: Work | None = None) -> None:
+        self.work = work
+        self._start = time.monotonic() if work is None else work.seconds
         self._end = None if seconds is None else self._start + seconds
         self._held_at: float | None = None
 
@@ -44,11 +60,19 @@ class Deadline:
 
     def within(self, seconds: float) -> Deadline:
         """A deadline `seconds` from now, or this one where it comes first."""
-        return Deadline(min(seconds, self.remaining()))
+        return Deadline(min(seconds, self.remaining()), self.work)
+
+    def spend(self, seconds: float) -> None:
+        """Count work that was done; nothing where the clock counts."""
+        if self.work is not None:
+            self.work.seconds += seconds
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Stop the watch meanwhile: what is waited for is not part of the solve. For one thread, before others look."""
+        if self.work is not None:
+            yield
+            return
         self._held_at = time.monotonic()
         try:
             yield
@@ -59,4 +83,6 @@ class Deadline:
             self._end = None if self._end is None else self._end + waited
 
     def _now(self) -> float:
+        if self.work is not None:
+            return self.work.seconds
         return time.monotonic() if self._held_at is None else self._held_at

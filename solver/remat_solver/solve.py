@@ -22,7 +22,7 @@ from remat_ir import (
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import MOST_VALUES, known_budget, least_need, pair_need, pair_proof, pair_table
-from .deadline import Deadline
+from .deadline import Deadline, Work
 from .incumbent import Incumbent, checked
 from .kernels import await_kernels, loaded
 from .methods import method_named, runner_of
@@ -74,8 +74,11 @@ def solve(
     _in_range(time_limit_s, max_gap, steps)
     chosen_options = chosen.read_options(options)
     runner = runner_of(chosen, problem)
+    work = Work() if getattr(chosen_options, "deterministic", False) else None
+    if work is not None and time_limit_s is None:
+        raise InvalidData("deterministic needs time_limit_s: the seconds of work to count", "/time_limit_s")
     incumbent = Incumbent(
-        problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify, steps if max_gap else None
+        problem, Deadline(time_limit_s, work), max_gap, on_progress, cancelled, certify, steps if max_gap else None
     )
 
     if not chosen.any_budget and _hopeless(incumbent):

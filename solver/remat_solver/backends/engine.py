@@ -131,7 +131,8 @@ class Engine:
         """Solve a mixed integer program.
 
         Args:
-            deadline: the engine is killed when it passes.
+            deadline: the engine is killed when it passes. Of one that counts work, linear programs and trees end after
+                so much of it, and count what they took; nothing else ends them.
             start: [columns] a solution to start from; NaN where unknown.
             on_improvement: called in this thread, at each better solution or bound; must be quick.
             stopped: polled every 50 ms; once it returns True the engine is stopped and its best returned.
@@ -203,8 +204,10 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("the engine is busy: one run at a time")
         try:
-            watch = Deadline(None if deadline is None or math.isinf(deadline.remaining()) else deadline.remaining())
-            if watch.passed():
+            left = math.inf if deadline is None else deadline.remaining()
+            work = None if deadline is None else deadline.work
+            watch = Deadline(None if math.isinf(left) or work is not None else left, work)
+            if left <= 0:
                 return Outcome("nothing_found", None, INFINITY, -INFINITY, 0.0, message="no time was left")
             self._start()
             process = self._process
@@ -212,6 +215,9 @@ class Engine:
             assert process.stdin is not None
             limit = watch.remaining()
             ahead_s, grace_s = last_word(self.name, kind, limit)
+            if work is not None:
+                # when news come, and when somebody looks, the clock decides
+                members["work_s"], on_improvement, stopped = left, None, None
             members["time_limit_s"] = None if math.isinf(limit) else limit - ahead_s
             # a child that does not read would have the write wait for ever; one that reads until then has found nothing
             guard = None if math.isinf(limit) else threading.Timer(limit, process.kill)
@@ -254,6 +260,7 @@ class Engine:
                     return self._died(best, watch)
             if message is not None:
                 if message.kind in ("outcome", "failed"):
+                    watch.spend(message.members.get("work_s", 0.0))
                     return best.outcome(message, watch.elapsed(), why)
                 if message.kind == "improvement" and best.take(message) and on_improvement is not None:
                     on_improvement(best.news(message, watch.elapsed()))

@@ -11,7 +11,7 @@ import highspy
 import numpy as np
 
 from ..program import INFINITY, Booleans, Floats, Program
-from .highs_tree import serve_tree
+from .highs_tree import RUN_ITERATIONS, iteration_s, iterations_in, serve_tree
 from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
@@ -56,11 +56,14 @@ def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[
         _set(solver, "mip_abs_gap", float(members["absolute_gap"]))
         _set(solver, "mip_rel_gap", float(members["relative_gap"]))
     _pass(solver, program)
+    work_s, price = members.get("work_s"), iteration_s(program.entries)
     if kind == "tree":
         serve_tree(solver, branchable, members, arrays.get("factor"), link)
         return
     if kind == "lp":
         _stop_by_callback(solver, link, simplex=True)
+        if work_s is not None:
+            _set(solver, "simplex_iteration_limit", iterations_in(work_s, price))
     else:
         limit = members.get("time_limit_s")
         start = arrays.get("start")
@@ -68,7 +71,8 @@ def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[
         _stream(solver, link)
         _stop_by_callback(solver, link, turn_s=members.get("turn_s"))
     solver.run()
-    _report(solver, kind, program, link)
+    work = {} if work_s is None else {"work_s": price * (RUN_ITERATIONS + solver.getInfo().simplex_iteration_count)}
+    _report(solver, kind, program, link, work)
 
 
 def _set(solver: Any, name: str, value: object) -> None:
@@ -173,9 +177,9 @@ def _bound(reported: float) -> float | None:
     return reported if abs(reported) < 1e100 else None
 
 
-def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
+def _report(solver: Any, kind: str, program: Program, link: Link, work: dict[str, float]) -> None:
     status, info = solver.getModelStatus(), solver.getInfo()
-    members: dict[str, Any] = {"message": f"HiGHS: {solver.modelStatusToString(status)}"}
+    members: dict[str, Any] = {"message": f"HiGHS: {solver.modelStatusToString(status)}", **work}
     arrays: dict[str, Any] = {}
     if not program.columns:
         # HiGHS calls it empty and looks at no row; any multipliers bound a linear program, so zeros do

@@ -46,6 +46,53 @@ _IDLE_CUTS = 100
 _STATUS = highspy.HighsModelStatus
 
 
+_ITERATION_S, _ENTRY_S = 2e-5, 3e-9
+"""What a simplex iteration counts where work is counted in place of time, and for each entry of its program."""
+RUN_ITERATIONS, _ROUND_ITERATIONS = 50, 2000
+"""What a linear program counts besides, and what a round of cutting planes does, in iterations."""
+_NO_LIMIT = 2**31 - 1
+
+
+def iteration_s(entries: int) -> float:
+    """The seconds that a simplex iteration counts."""
+    return _ITERATION_S + _ENTRY_S * entries
+
+
+def iterations_in(seconds: float, each_s: float) -> int:
+    """How many of them fit, one at least."""
+    return max(1, min(_NO_LIMIT, int(min(seconds, 1e9) / each_s)))
+
+
+class Clock:
+    """The machine's clocks or, where an iteration has a price, what has been done so far in seconds."""
+
+    def __init__(self, each_s: float | None = None) -> None:
+        self.each_s, self._spent = each_s, 0.0
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic() if self.each_s is None else self._spent
+
+    def cpu(self) -> float:
+        """CPU seconds of this process."""
+        return time.process_time() if self.each_s is None else self._spent
+
+    def count(self, iterations: int) -> None:
+        """So much has been done."""
+        self._spent += iterations * (self.each_s or 0.0)
+
+    def run(self, solver: Any, until: float = math.inf, most: int = _NO_LIMIT) -> None:
+        """Run a linear program's solver until then, and for so many iterations at most."""
+        if self.each_s is not None:
+            most = min(most, iterations_in(until - self._spent, self.each_s))
+        elif until < math.inf:
+            solver.setOptionValue("time_limit", solver.getRunTime() + max(0.01, until - time.monotonic()))
+        solver.setOptionValue("simplex_iteration_limit", most)
+        solver.run()
+        solver.setOptionValue("simplex_iteration_limit", _NO_LIMIT)
+        self.count(RUN_ITERATIONS + solver.getInfo().simplex_iteration_count)
+
+
 class CutoffProof:
     """The program without an objective, of a solver whose row `row` is to hold with the right side `most`."""
 
@@ -71,21 +118,22 @@ class CutoffProof:
         """Whether nothing more can be done: no cutting plane is found, or HiGHS fails."""
 
     def go_on(
-        self, seconds: float, deadline: float, over: Callable[[], bool]
+        self, seconds: float, deadline: float, over: Callable[[], bool], clock: Clock
     ) -> tuple[NDArray[np.int64], Floats] | None:
         """Rounds of cutting planes for so many CPU seconds, and one at least; rows and duals once no point is left."""
-        limit = self._solver.getRunTime() + max(0.01, deadline - time.monotonic())
-        self._solver.setOptionValue("time_limit", limit)
-        until = time.process_time() + seconds
+        until = clock.cpu() + seconds
         while not self.ended and not over():
-            began = time.process_time()
-            found = self._round(over)
-            self.seconds += time.process_time() - began
-            if found is not None or time.process_time() > until:
+            began = clock.cpu()
+            found = self._round(over, deadline, clock)
+            self.seconds += clock.cpu() - began
+            if found is not None or clock.cpu() > until:
                 return found
         return None
 
-    def _round(self, over: Callable[[], bool]) -> tuple[NDArray[np.int64], Floats] | None:
+    def _round(
+        self, over: Callable[[], bool], deadline: float, clock: Clock
+    ) -> tuple[NDArray[np.int64], Floats] | None:
+        clock.count(_ROUND_ITERATIONS)
         if self._point is not None and self._rows.tighten(self._point, over):
             self._fruitless = 0
         elif self._point is not None:
@@ -95,7 +143,7 @@ class CutoffProof:
             weight = self._random.uniform(0.0, _MOST_WEIGHT, len(self._cost))
             self._solver.changeColsCost(len(weight), np.arange(len(weight), dtype=np.int32), weight * self._cost)
         self._rounds += 1
-        self._solver.run()
+        clock.run(self._solver, deadline)
         if self._solver.getModelStatus() == _STATUS.kInfeasible:
             self.ended = True
             _, has, ray = self._solver.getDualRay()
@@ -168,6 +216,7 @@ class Tree:
         self.point: Floats | None = None
         self.nodes = 0
         self.link: Link
+        self.clock = Clock()
         self.deadline = self.turn_until = math.inf
         self._seconds = self._began = 0.0
         """CPU seconds of all runs before this one; when it began."""
@@ -182,19 +231,19 @@ class Tree:
 
     def over(self) -> bool:
         """Whether the time is up or nobody wants more."""
-        return self.link.stop.is_set() or time.monotonic() > self.deadline or time.process_time() > self.turn_until
+        return self.link.stop.is_set() or self.clock.now() > self.deadline or self.clock.cpu() > self.turn_until
 
-    def run(self, link: Link, deadline: float, turn_until: float) -> Node:
+    def run(self, link: Link, clock: Clock, deadline: float, turn_until: float) -> Node:
         """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing.
 
         Called again it grows on from where it stopped.
         """
         self.link, self.deadline, self.turn_until, self.point = link, deadline, turn_until, None
-        self._began = time.process_time()
+        self.clock, self._began = clock, clock.cpu()
         try:
             return self._run()
         finally:
-            self._seconds += time.process_time() - self._began
+            self._seconds += clock.cpu() - self._began
 
     def _run(self) -> Node:
         root = self._root
@@ -203,9 +252,9 @@ class Tree:
             self._plain = None if root.duals is None else (root.rows, root.duals)
             self._waiting = None
         if self._waiting is None:
-            began = time.process_time()
+            began = self.clock.cpu()
             self._tighten(root)
-            self._round_s = (time.process_time() - began) / max(1, self.rows.rounds)
+            self._round_s = (self.clock.cpu() - began) / max(1, self.rows.rounds)
             if self.over():
                 return root
             self._waiting = []
@@ -251,10 +300,10 @@ class Tree:
         risen = waiting[0][0] - self._first
         idle = self.nodes > _IDLE_NODES and risen < _RISE * (self.cutoff - self._first)
         share = _IDLE_SHARE if idle else _MANY_SHARE if self.nodes > _MANY_NODES else 0.0
-        taken = self._seconds + time.process_time() - self._began - proof.seconds
+        taken = self._seconds + self.clock.cpu() - self._began - proof.seconds
         left = max(_AT_FIRST, share * taken) - proof.seconds
         least = 0.0 if proof.seconds else self._round_s
-        found = proof.go_on(left, self.deadline, self.over) if left > least else None
+        found = proof.go_on(left, self.deadline, self.over, self.clock) if left > least else None
         if found is None:
             return False
         root.rows, root.duals = found
@@ -265,13 +314,14 @@ class Tree:
 
     def _tighten(self, root: Node) -> None:
         """Add cutting planes that the root's point breaks, round after round while that raises its bound."""
-        began, first, idle = time.monotonic(), root.bound, 0
+        began, first, idle = self.clock.now(), root.bound, 0
         share = began + _CUT_SHARE * (self.deadline - began)
         while True:
             if root.x is None or root.empty or root.bound >= self.cutoff or idle >= _CUT_PATIENCE:
                 return
-            if self.over() or time.monotonic() > share:
+            if self.over() or self.clock.now() > share:
                 return
+            self.clock.count(_ROUND_ITERATIONS)
             if not self.rows.tighten(root.x, self.over):
                 return
             before, root.basis = root.bound, None
@@ -295,8 +345,7 @@ class Tree:
         if parent is not None:
             node.basis, node.rows, node.duals = parent.basis, parent.rows, parent.duals
         self.enter(node)
-        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + max(0.01, self.deadline - time.monotonic()))
-        self.solver.run()
+        self.clock.run(self.solver, self.deadline)
         status = self.solver.getModelStatus()
         if status == _STATUS.kInfeasible:
             _, has, ray = self.solver.getDualRay()
@@ -347,9 +396,7 @@ class Tree:
         """By how much the bound rises on one side, after a few iterations."""
         child = Node((*node.path, (column, value)), node.bound, basis=node.basis)
         self.enter(child)
-        self.solver.setOptionValue("simplex_iteration_limit", _TRIAL_ITERATIONS)
-        self.solver.run()
-        self.solver.setOptionValue("simplex_iteration_limit", 2**31 - 1)
+        self.clock.run(self.solver, most=_TRIAL_ITERATIONS)
         status = self.solver.getModelStatus()
         if status == _STATUS.kInfeasible:
             return max(self.cutoff - node.bound, 1e-6) if np.isfinite(self.cutoff) else 1e3
@@ -385,13 +432,15 @@ def _tree_of(
 
 def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: Floats | None, link: Link) -> None:
     """Grow a tree and hand it over in preorder; with `factor`, by which whole rows were multiplied, also its cuts."""
-    limit, turn_s = members.get("time_limit_s"), members.get("turn_s")
-    deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
+    limit, turn_s, work_s = members.get("time_limit_s"), members.get("turn_s"), members.get("work_s")
+    clock = Clock(None if work_s is None else iteration_s(program.entries))
+    left = 1e9 if limit is None else max(0.01, float(limit) - _SPARE_S)
+    deadline = clock.now() + (left if work_s is None else float(work_s))
     cutoff_row = members.get("cutoff_row")
     tree = _tree_of(
         solver, program, float(members["cutoff"]), factor, None if cutoff_row is None else tuple(cutoff_row)
     )
-    root = tree.run(link, deadline, math.inf if turn_s is None else time.process_time() + float(turn_s))
+    root = tree.run(link, clock, deadline, math.inf if turn_s is None else clock.cpu() + float(turn_s))
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []
     pending = [root]
@@ -419,5 +468,7 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     if tree.point is not None:
         arrays["x"] = tree.point
     said: dict[str, Any] = {"bound": float(least)} if np.isfinite(least) else {}
+    if work_s is not None:
+        said["work_s"] = clock.now()
     said["cuts"] = [] if tree.rows.cuts is None else [cut.wire() for cut in tree.rows.cuts.cuts]
     link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **said}, arrays)

@@ -100,7 +100,8 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     source = "rotor" if tapes else "revolve"
     began_s = incumbent.deadline.elapsed()
     sequence = least.sequence()
-    if incumbent.deadline.remaining() < _MAKINGS * _making_s(graph) * len(sequence) / graph.ops:
+    watch = incumbent.deadline
+    if watch.work is None and watch.remaining() < _MAKINGS * _making_s(graph) * len(sequence) / graph.ops:
         incumbent.stop_for("time")
         return
     smallest = network.invert(sequence)

@@ -41,7 +41,7 @@ def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = ne
     add_dependencies(builder, columns, view)
     add_retention(builder, columns)
     add_keeping_needs_computing(builder, columns, view)
-    free, free_own = _free_columns(builder, columns, view)
+    free, free_own = free_columns(builder, columns, view)
     add_free_of_uses(builder, columns, view, free)
     add_free_of_own(builder, columns, view, free_own)
     memory = add_memory(builder, columns, view, stage_of, free, free_own)
@@ -74,7 +74,7 @@ def add_dependencies(builder: Builder, columns: Columns, view: ArrayView) -> Non
     )
 
 
-def _free_columns(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
+def free_columns(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
     """(7a): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values]."""
     uses = columns.compute[:, view.uses.op] >= 0
     free = np.full(uses.shape, -1, dtype=np.int64)

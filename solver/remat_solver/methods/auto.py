@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from remat_ir import Chain, Graph, Plan, Problem, gap_of, plain_plan
+from remat_ir import Chain, Graph, InvalidData, Plan, Problem, gap_of, plain_plan
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
@@ -21,7 +21,7 @@ from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..portfolio import Member, give_way
-from ..search import Search, Starts, least_plan
+from ..search import MOST_VALUES, Search, Starts, least_plan, move_s, try_every_plan
 from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
 from ..transfers import TransferOptions, keep_recompute_offload
@@ -36,12 +36,16 @@ _DEEP = 500
 """Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
+_MOVES_BEFORE_EVERY = 1_000_000
+"""Moves in all before every plan of a tiny graph is looked at: nearly always the proof has ended by then."""
 _OTHER_WEIGHTS = ((2.0,), (1.5,), (3.0,))
 """Rules of further greedy plans of little memory, where the usual ones lead to none: each may lead elsewhere."""
 _GREEDY_SHARE = 0.1
 """The share of what is left for each of these."""
 _TIGHTEN_S, _TIGHTEN_SHARE_FIRST, _TIGHTEN_SHARE = 10.0, 0.1, 0.2
 """Seconds at most, and the share of what is left at first and later, for plans of ever less memory where none fits."""
+_SEARCH_SHARE = 0.4
+"""The share of what is left for the search before the proof, where they do not run side by side."""
 _WIDE = 0.03
 """The gap from which windows are tried, after one linear program."""
 _WINDOW_GAP, _WINDOW_MOVES = 0.01, 20_000
@@ -55,16 +59,20 @@ class AutoOptions:
     Without `proof` the search goes on until the time is up; without a time limit it never ends.
 
     `memory_bytes` 0 means half of what is free when an engine starts, but at least 1 GiB.
+
+    `deterministic`, for research: search and proof run one after the other, and the seconds of the time limit are
+    counted from moves and simplex iterations. The same seed gives the same plan and bound, however busy the machine is.
     """
 
     search: bool = True
     proof: bool = True
     seed: int = 0
     memory_bytes: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.search) is not bool or type(self.proof) is not bool:
-            raise ValueError("search and proof must be true or false")
+        if any(type(each) is not bool for each in (self.search, self.proof, self.deterministic)):
+            raise ValueError("search, proof and deterministic must be true or false")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be an integer from 0 to 2^32 − 1, not {self.seed}")
         check_memory(self.memory_bytes)
@@ -83,6 +91,8 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     subject = incumbent.problem.subject
     assert isinstance(subject, (Graph, Chain))
     if subject.link is not None:
+        if options.deterministic:
+            raise InvalidData("deterministic takes graphs and chains without a link to the host", "/options")
         linked = TransferOptions(proof=options.proof, seed=options.seed)
         program = offload_program if isinstance(subject, Chain) else None
         # with its proof, whose relaxations have plans in them; it ends where no plan without transfers is better
@@ -159,6 +169,9 @@ def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
     _take(run, _FIRST)
     if incumbent.stopped():
         return
+    if options.deterministic:
+        _in_turn(run)
+        return
     search = Member(incumbent, "search", lambda: _search(run)) if options.search else None
     try:
         if options.proof:
@@ -173,6 +186,22 @@ def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
     finally:
         if search is not None:
             search.join()
+
+
+def _in_turn(run: _Run) -> None:
+    """Search, then proof, then the search again: side by side what they tell each other would depend on the clock."""
+    incumbent, options = run.incumbent, run.options
+    incumbent.note("Seconds were counted from the work that was done.")
+    if options.search:
+        _take(run, _SEARCH[:-1])
+        left_s = (_SEARCH_SHARE if options.proof else 1.0) * incumbent.deadline.remaining()
+        most = run.searching().moves + int(left_s / move_s(run.graph))
+        run.searching().run(incumbent, most, between=run.starts.run)
+    if options.proof and not incumbent.stopped():
+        with Engine("highs", memory_bytes=options.memory_bytes) as engine:
+            _prove(run, engine)
+    if options.search and not (incumbent.stopped() or incumbent.exhausted):
+        run.searching().run(incumbent, between=run.starts.run)
 
 
 def _prove(run: _Run, engine: Engine) -> None:
@@ -226,6 +255,13 @@ def _blocks(run: _Run) -> None:
     plans_by_blocks(run.incumbent, polish=polished(run.incumbent, source="blocks"))
 
 
+def _every_plan(run: _Run) -> None:
+    """Look at every plan, where a second of moves has left the gap open: a claim of the optimum ends the proof."""
+    _moves(run, _MOVES_BEFORE_EVERY)
+    if _going(run):
+        try_every_plan(run.incumbent)
+
+
 def _greedily(run: _Run, weights: tuple[float, ...]) -> None:
     """A greedy plan of little memory by one rule, and what the search makes of it."""
     incumbent = run.incumbent
@@ -266,6 +302,11 @@ _SEARCH = (
         "moves before blocks",
         lambda run: _with_plan(run) and not run.blocks_tried,
         lambda run: _moves(run, _MOVES_BEFORE_BLOCKS),
+    ),
+    _Stage(
+        "every plan of a tiny graph",
+        lambda run: _going(run) and run.graph.values <= MOST_VALUES,
+        _every_plan,
     ),
     _Stage("blocks", lambda run: _going(run) and not run.blocks_tried, _blocks),
     _Stage("less memory again", _without_plan, lambda run: _less(run, 1, _TIGHTEN_SHARE)),

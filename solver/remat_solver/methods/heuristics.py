@@ -11,7 +11,7 @@ from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, pe
 
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
-from ..search import Search, polish
+from ..search import Search, move_s, polish
 
 _POLISHING_MOVES = 32768
 """Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
@@ -91,6 +91,7 @@ def polished(incumbent: Incumbent, *, source: str = "staged") -> Callable[[list[
             seed=len(sequence),
             stop=incumbent.stopped,
         )
+        incumbent.deadline.spend(_POLISHING_MOVES * move_s(problem.graph))
         if better is not None:
             incumbent.offer(plan_of(problem.graph, better), source)
 

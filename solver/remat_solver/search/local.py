@@ -80,6 +80,15 @@ def luby(number: int) -> int:
     return size // 2 if size == number + 1 else luby(number - size // 2 + 1)
 
 
+_MOVE_S, _MOVE_OP_S = 2e-6, 1e-8
+"""What a move counts where work is counted in place of time, and for each op of the graph."""
+
+
+def move_s(graph: Graph) -> float:
+    """The seconds that a move counts where work is counted."""
+    return _MOVE_S + _MOVE_OP_S * graph.ops
+
+
 _SHARE = 9
 """How many times as long as making and verifying a plan the search goes on before it delivers the next one."""
 _REST_S = 0.02
@@ -91,15 +100,19 @@ class Delivery:
     def __init__(self, search: Search, incumbent: Incumbent) -> None:
         self.search, self.incumbent = search, incumbent
         self.due = 0.0
+        self._counted = search.moves
 
     def check(self) -> bool:
         """Deliver if it is time to; whether the search should stop."""
+        watch = self.incumbent.deadline
+        watch.spend((self.search.moves - self._counted) * move_s(self.search.graph))
+        self._counted = self.search.moves
         stopped = self.incumbent.stopped()
-        while not stopped and self.incumbent.claimed_enough():
+        while not stopped and watch.work is None and self.incumbent.claimed_enough():
             # all that is left is to certify a claim: the cores are for that
             time.sleep(_REST_S)
             stopped = self.incumbent.stopped()
-        if stopped or self.incumbent.cost_ns is None or self.incumbent.deadline.elapsed() >= self.due:
+        if stopped or self.incumbent.cost_ns is None or watch.elapsed() >= self.due:
             self.deliver()
         return stopped or self.incumbent.stopped()
 
@@ -318,6 +331,7 @@ def least_plan(
         while low < peak and step < _LAST_STEP and not deadline.passed() and not stopped():
             search = Search(graph, max(low, min(peak - 1, int(peak * step))), seed + tried)
             better = search.tighten(plan.computes, moves, lambda: deadline.passed() or stopped())
+            deadline.spend(search.moves * move_s(graph))
             tried += 1
             if better is None:
                 step = 1 - _SMALLER * (1 - step)

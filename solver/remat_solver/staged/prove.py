@@ -179,7 +179,8 @@ class Proof:
         self._second = second
         self._far = self.options.loose
         self._without_plan = False
-        self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
+        counted = incumbent.deadline.work is not None
+        self._certifier = Certifier(incumbent.problem, counted=counted) if incumbent.certifies else None
         self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.refinement, self._certifier)
         self._first_cut: int | None = None
         self._gains: Gains | None = None
@@ -222,6 +223,11 @@ class Proof:
         incumbent = self.incumbent
         watch = incumbent.deadline.within(_CLAIM_SHARE * min(incumbent.deadline.remaining(), _CLAIM_S))
         certify, turn, tree_leads = self._certifier is not None, _TURN_S, False
+        if incumbent.deadline.work is not None:
+            # HiGHS's own branch and bound cannot be ended by work alone; trees can
+            if not certify:
+                return
+            watch = Deadline(0.0)
         while not incumbent.stopped() and not self.out_of_memory:
             if certify and (incumbent.claimed_enough() or self._without_plan or watch.passed()):
                 if not self._grow(engine):

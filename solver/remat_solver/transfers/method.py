@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from remat_ir import AnyPlan, Chain, ChainPlan, ChainStep, Problem, Verb, lifted_plan, lowered_plan, verify
+from remat_ir import AnyPlan, Chain, ChainPlan, ChainStep, Graph, Problem, Verb, lifted_plan, lowered_plan, verify
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
@@ -19,6 +19,7 @@ from ..lift import LiftedIncumbent
 from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
 from ..portfolio import Member
 from ..program import Floats
+from ..search import MOST_VALUES, try_every_plan
 from .baselines import layer_fractions, offload_all, save_on_cpu
 from .bound import Relaxed, prove
 from .search import TransferSearch
@@ -132,6 +133,8 @@ def keep_recompute_offload(
         if program is not None:
             threads.append(Member(incumbent, "program", lambda: program(incumbent)))
         _start(search, incumbent)
+        if isinstance(incumbent.problem.subject, Graph) and search.graph.values <= MOST_VALUES:
+            try_every_plan(incumbent)
         search.run(relaxations.take)
     finally:
         for thread in threads:

@@ -1,0 +1,140 @@
+"""Every plan of tiny graphs: as by brute force, with a link and without; `auto` finds what its search has not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from remat_ir import Graph, Link, Plan, Problem, Status, plain_peak, plan_of, verify
+from remat_ir.errors import InvalidPlan
+from remat_ir.working_set import working_set
+from remat_solver import solve
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.search.every import cheapest, try_every_plan
+from solver.brute import optimum
+from solver.little import little_problems
+from solver.transfer_brute import least_makespan
+from tiers import first
+
+OUT_OF_ORDER = Problem(
+    Graph(
+        op_cost_ns=(2, 1, 3, 9, 0, 5, 9, 5),
+        op_inputs=((), (0,), (0, 1), (1, 2), (1,), (0, 1), (0, 2, 3), (1, 2, 4)),
+        value_op=tuple(range(8)),
+        value_bytes=(5, 5, 3, 5, 3, 0, 1, 3),
+        op_workspace_bytes=(2, 1, 2, 2, 0, 1, 2, 0),
+        keep=(4,),
+    ),
+    20,
+)
+"""Its best plan, of 46 ns, computes ops again within one stage that are not in the order of their indices."""
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.mark.parametrize("seed", first(3, range(40)))
+def test_it_is_the_optimum(seed: int) -> None:
+    for problem in little_problems(seed, 6, budgets=4):
+        found, best = cheapest(problem, lambda: None, never, 10**6), optimum(problem)
+        assert found.complete
+        assert found.cost_ns == best.cost_ns
+        if found.plan is not None:
+            assert verify(problem, found.plan).cost_ns == found.cost_ns
+
+
+@pytest.mark.parametrize("link", [Link(10**9, 10**9), Link(2 * 10**9, 5 * 10**8, 1, 8), Link(10**10, 10**10)])
+@pytest.mark.parametrize("seed", first(1, (0, 6, 13, 25)))
+def test_with_a_link_it_is_the_least_makespan(seed: int, link: Link) -> None:
+    for alone in little_problems(seed, 5, rich=False, budgets=2):
+        problem = Problem(alone.graph.with_link(link), alone.budget_bytes)
+        found, (best, _) = cheapest(problem, lambda: None, never, 10**6), least_makespan(problem)
+        assert found.complete
+        assert found.cost_ns == best
+        assert found.plan is not None
+        assert verify(problem, found.plan).cost_ns == best
+
+
+def test_what_does_not_cost_less_is_not_looked_at() -> None:
+    found = cheapest(OUT_OF_ORDER, lambda: 46, never)
+    assert found.complete
+    assert found.plan is None
+    assert cheapest(OUT_OF_ORDER, lambda: 47, never).cost_ns == 46
+
+
+def test_too_many_states_prove_nothing() -> None:
+    incumbent = Incumbent(OUT_OF_ORDER, Deadline(None))
+    assert not cheapest(OUT_OF_ORDER, lambda: None, never, most_states=50).complete
+    assert not cheapest(OUT_OF_ORDER, lambda: None, lambda: True).complete
+    try_every_plan(incumbent)
+    assert (incumbent.cost_ns, incumbent.bound_ns) == (46, 46)
+
+
+def in_stages(graph: Graph, budget_bytes: int) -> int | None:
+    """The least cost of the schedules of the search: each stage's recomputations in op order, each op once."""
+    best: int | None = None
+    pairs = [(stage, op) for stage in range(graph.ops) for op in range(stage) if op != 4]
+    for count in range(4):
+        for chosen in itertools.combinations(pairs, count):
+            order = [
+                op for stage in range(graph.ops) for op in range(stage + 1) if op == stage or (stage, op) in chosen
+            ]
+            try:
+                cost = verify(Problem(graph, budget_bytes), plan_of(graph, order)).cost_ns
+            except InvalidPlan:
+                continue
+            best = cost if best is None else min(best, cost)
+    return best
+
+
+@pytest.mark.thorough
+def test_auto_finds_a_plan_out_of_the_order_of_a_stage() -> None:
+    answer = solve(OUT_OF_ORDER, time_limit_s=20, max_gap=0.0)
+    assert answer.status is Status.OPTIMAL
+    assert (answer.cost_ns, answer.bound_ns) == (46, 46)
+    assert isinstance(answer.plan, Plan)
+    # a schedule of the search with up to three recomputations costs more
+    assert (in_stages(OUT_OF_ORDER.graph, OUT_OF_ORDER.budget_bytes) or 99) > 46
+
+
+def irregular(seed: int) -> Problem:
+    """Five to nine ops that read any before them, some once, some kept, at a budget that may be too small."""
+    draw = random.Random(seed)
+    ops = draw.randint(5, 9)
+    kept = tuple(value for value in range(ops) if draw.random() < 0.08)
+    graph = Graph(
+        op_cost_ns=tuple(draw.choice((0, 1, 2, 3, 5, 9)) for _ in range(ops)),
+        op_inputs=tuple(
+            tuple(sorted(draw.sample(range(op), min(op, draw.choice((0, 1, 1, 2, 2, 3)))))) for op in range(ops)
+        ),
+        value_op=tuple(range(ops)),
+        value_bytes=tuple(draw.choice((0, 1, 1, 2, 3, 5)) for _ in range(ops)),
+        op_workspace_bytes=tuple(draw.choice((0, 0, 0, 1, 2)) for _ in range(ops)),
+        once=tuple(op for op in range(ops) if draw.random() < 0.08),
+        keep=kept,
+    )
+    least, plain = working_set(graph).least_bytes, plain_peak(graph)
+    return Problem(graph, draw.randint(least, max(least, plain - 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 600, 50))
+def test_auto_is_exact_on_small_graphs(start: int) -> None:
+    for seed in range(start, start + 50):
+        problem = irregular(seed)
+        best, answer = optimum(problem).cost_ns, solve(problem, time_limit_s=20, max_gap=0.0)
+        assert answer.cost_ns == best, seed
+
+
+@pytest.mark.thorough
+def test_auto_claims_the_least_makespan_of_a_tiny_graph_with_a_link() -> None:
+    alone = next(little_problems(13, 5, rich=False, budgets=2))
+    problem = Problem(alone.graph.with_link(Link(10**10, 10**10)), alone.budget_bytes)
+    best, _ = least_makespan(problem)
+    answer = solve(problem, time_limit_s=20, max_gap=0.0)
+    assert answer.cost_ns == best
+    assert max(answer.bound_ns or 0, answer.claimed_bound_ns or 0) == best
