@@ -29,8 +29,9 @@ demo: $(STAMP)  ## train two real models at half their activation memory, planne
 	$(BIN)/remat warm  # an answer that compiles meanwhile is no full effort, and is solved again when it is asked for
 	$(BIN)/python -m benchmarks.demo
 
-bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table and a page in rematbench-out/; goes on after a kill
-	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out
+bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table, a page and checked answers in rematbench-out/; goes on after a kill
+	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out --answers rematbench-out/release
+	$(BIN)/python benchmarks/rematbench/check.py rematbench-out/release
 
 MINUTES ?= inf
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.rematbench --bench                  24 graphs × 3 budgets, `auto` at 10 s, fast baselines
     python -m benchmarks.rematbench --all --seconds 60       all instances, all methods: for who has a day
+    python -m benchmarks.rematbench --folder DIR           the graphs of others' node-link files, such as Moccasin's
     python -m benchmarks.rematbench --table                  the table of the rows that there are
 
 A run appends one row for each problem and method to a file (`--rows`), and goes on there after it was stopped: what the
@@ -22,7 +23,7 @@ from typing import Any
 
 from benchmarks.harness.machine import commit, machine
 from benchmarks.rematbench.answers import keep_best
-from benchmarks.rematbench.instances import load, manifest
+from benchmarks.rematbench.instances import Instance, load, manifest, outside
 from benchmarks.rematbench.methods import FAST, METHODS, Question, measure
 from benchmarks.rematbench.report import table_of, write_page
 from remat_solver.kernels import loading
@@ -47,14 +48,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def questions(names: list[str], budgets: list[int], seed: int) -> Iterator[Question]:
-    """Each instance at each of its budgets."""
+def questions(
+    names: list[str], budgets: list[int], seed: int, others: dict[str, Instance] | None
+) -> Iterator[Question]:
+    """Each instance at each of its budgets; `others` are those of a folder."""
     for name in names:
-        instance = load(name)
+        instance = load(name) if others is None else others[name]
         yield from (Question(instance, number, seed) for number in budgets)
 
 
-def run(given: argparse.Namespace, names: list[str], budgets: list[int], methods: list[str]) -> None:
+def run(
+    given: argparse.Namespace,
+    names: list[str],
+    budgets: list[int],
+    methods: list[str],
+    others: dict[str, Instance] | None = None,
+) -> None:
     """Ask each method about each problem that the file has no row of."""
     done = {(row["problem"], row["method"], row["seconds_given"], row["seed"]) for row in read_rows(given.rows)}
     left = [
@@ -68,7 +77,7 @@ def run(given: argparse.Namespace, names: list[str], budgets: list[int], methods
     if given.rows.exists() and not given.rows.read_bytes().endswith(b"\n"):
         with given.rows.open("a") as file:  # a kill cut the last line short: what is added is a line of its own
             file.write("\n")
-    for question in questions(left, budgets, given.seed):
+    for question in questions(left, budgets, given.seed, others):
         for name in methods:
             if (question.key, name, given.seconds, given.seed) in done:
                 continue
@@ -98,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all instances and all methods")
     parser.add_argument("--bench", action="store_true", help="24 graphs at three budgets, auto and the fast baselines")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--folder", type=Path, help="the graphs of these node-link files in place of the manifest's")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each problem and method")
     parser.add_argument("--methods", help="names, separated by commas")
     parser.add_argument("--instances", help="names, separated by commas")
@@ -108,7 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--answers", type=Path, help="keep the best plans and certificates in this folder")
     parser.add_argument("--report", type=Path, help="write a page into this folder")
     given = parser.parse_args(arguments)
-    known = manifest()
+    others = None if given.folder is None else outside(given.folder)
+    known = manifest() if others is None else others
     names = (given.instances or "").split(",") if given.instances else list(BENCH if given.bench else known)
     if not given.instances:
         for name in [name for name in names if name not in known]:
@@ -119,11 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
     for wrong in [*(n for n in names if n not in known), *(m for m in methods if m not in METHODS)]:
         parser.error(f"there is no {wrong}")
     if not given.table:
-        if not (given.all or given.bench or given.instances):
-            parser.error("write --all, --bench or --instances")
+        if not (given.all or given.bench or given.instances or given.folder):
+            parser.error("write --all, --bench, --instances or --folder")
         loading()
         print(f"{len(names)} graphs × {len(budgets)} budgets × {len(methods)} methods; load {os.getloadavg()[0]:.1f}")
-        run(given, names, budgets, methods)
+        run(given, names, budgets, methods, others)
     rows = read_rows(given.rows)
     print(table_of(rows))
     if given.report is not None:

@@ -32,7 +32,7 @@ from benchmarks.graphs import architectures
 from benchmarks.graphs.instances import instance as generated
 from benchmarks.solver.chains import random_chain
 from remat.planning.links import LINKS
-from remat_ir import Chain, Graph, Join, Problem, plain_peak
+from remat_ir import Chain, Graph, InvalidData, Join, Problem, from_node_link, plain_peak
 from remat_ir.digest import graph_digest
 from remat_solver import least_budget
 
@@ -129,6 +129,10 @@ ROTOR = (
     *(("densenet169", 4, 500), ("densenet201", 4, 224), ("inception", 8, 299)),
 )
 JOINS = ((4, 4), (10, 10), (20, 5), (8, 8, 8), (30, 20, 10))
+LINKED = (
+    *("vgg-16", "resnet-8", "gpt-12", "unet-3", "densenet-12", "random-40-s1"),
+    *("vgg-16-whole", "gpt-12-whole", "unet-4-whole", "resnet-16", "random-25-s1", "dag-100-s1", "gpt-36"),
+)
 POFO = (("resnet50", 8, 500), ("resnet101", 8, 224), ("densenet121", 8, 224), ("inception", 16, 299))
 
 
@@ -164,7 +168,7 @@ def recipes() -> dict[str, Recipe]:
             make = partial(_network_chain, network, batch, image, link)
             what = f"stages of {network}, batch {batch}, images of {image}², V100, over {link}"
             found[f"pofo-{network}-{batch}x{image}-{link}"] = Recipe("link", make, what)
-    for name in ("vgg-16", "resnet-8", "gpt-12", "unet-3", "densenet-12", "random-40-s1"):
+    for name in LINKED:
         found[f"{name}-pcie4"] = Recipe("link", partial(_linked, name, "pcie4"), f"{name}, generated, over pcie4")
     return found
 
@@ -205,6 +209,30 @@ def load(name: str) -> Instance:
             f"{name} has another digest than the manifest says: remove it from {cache()}, or it came out new"
         )
     return Instance(name, entry["family"], subject, graph, entry["digest"], tuple(entry["budgets"]))
+
+
+def outside(folder: Path) -> dict[str, Instance]:
+    """The graphs that others made, of the node-link files of a folder, as those of Moccasin's repository.
+
+    Their budgets are shares of the plain peak, from 0.4 to 0.9: the published tables have 0.8 and 0.9.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InvalidData: a file is no graph; the message names it.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            graph = from_node_link(path.read_text())
+        except InvalidData as error:
+            raise InvalidData(f"{path.name}: {error}", error.pointer) from None
+        peak = plain_peak(graph)
+        budgets = tuple(peak * tenths // 10 for tenths in range(4, 10))
+        family = "checkmate" if "(MLSys)" in path.stem else "random"
+        found[path.stem] = Instance(path.stem, family, graph, graph, graph_digest(graph), budgets)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no *.json")
+    return found
 
 
 def _read(path: Path) -> Subject:
@@ -259,11 +287,12 @@ def enter(names: list[str]) -> Iterator[str]:
     for name in names or [name for name in order if name not in known]:
         start = time.monotonic()
         try:
-            known[name] = entry_of(name)
+            entry = entry_of(name)
         except Exception as error:  # what can't be captured is left out, and said
-            known.pop(name, None)
-            yield f"{name}: left out: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            said = str(error).partition("\n")[0]
+            yield f"{name}: left out: {type(error).__name__}: {said[:200]}"
             continue
+        known = manifest() | {name: entry}  # another process may have entered others meanwhile
         kept = {key: known[key] for key in order if key in known}
         MANIFEST.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items()) + "\n}\n")
         yield f"{name}: {known[name]['ops']} ops, {time.monotonic() - start:.1f} s"

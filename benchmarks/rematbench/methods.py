@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, Instance
 from benchmarks.rematbench.intervals import moccasin
 from benchmarks.rematbench.peers import dtr, knapsack
+from benchmarks.rematbench.poet import poet
 from benchmarks.rematbench.unanswered import Unanswered
 from remat_ir import Chain, InvalidData, Plan, Problem, Progress, verify
 from remat_ir.chain_plan import ChainPlan, lifted_plan
@@ -142,10 +144,26 @@ METHODS: dict[str, Method] = {
         Method("griewank", GRAPHS, ours("griewank"), "Griewank and Walther, 2000", BEFORE, fast=True),
         Method("rotor", ("chains",), ours("rotor", chains=True), ROTOR, "benchmarks/results/rotor.md", fast=True),
         Method("pofo", ("link",), ours("pofo", chains=True), "Beaumont et al., NeurIPS 2021"),
+        Method(
+            "poet",
+            ("link",),
+            _graphs(poet),
+            "Patil et al., ICML 2022, for time in place of energy",
+            "none: its figures are energies of microcontrollers",
+            at_most=250,
+        ),
         Method("dtr", GRAPHS, _graphs(dtr("h")), "Kirisame et al., ICLR 2021, h_DTR", at_most=1500),
         Method("dtr-lru", GRAPHS, _graphs(dtr("lru")), "the same, h_LRU", fast=True),
         Method("dtr-msps", GRAPHS, _graphs(dtr("msps")), "the same, h_MSPS (Peng et al., 2020)", at_most=1500),
         Method("moccasin", GRAPHS, _graphs(moccasin), "Bartan et al., ICML 2023", at_most=1000),
+        Method(
+            "hiremate",
+            GRAPHS,
+            _graphs(hiremate),
+            "Gusak et al., ICML 2025",
+            "none: its tables are of graphs and costs that are not published",
+            at_most=2500,
+        ),
         Method(
             "torch-greedy", ("captured", "checkmate", "random"), _graphs(knapsack("greedy")), "PyTorch 2", fast=True
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import math
 from pathlib import Path
@@ -9,16 +11,21 @@ from pathlib import Path
 import pytest
 from benchmarks.rematbench import check, instances
 from benchmarks.rematbench.__main__ import BENCH, main, read_rows
+from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, lifted, load, manifest, recipes, stored
 from benchmarks.rematbench.intervals import alone, retained
 from benchmarks.rematbench.methods import METHODS, Question, measure
+from benchmarks.rematbench.poet import written
 from benchmarks.rematbench.report import primal_integral, profiles, shifted, table_of
 from benchmarks.rematbench.unanswered import Unanswered
 
-from remat_ir import plain_peak, recomputed, verify
+from remat_ir import InvalidData, Link, Prefetch, Problem, plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
-from solver.brute import ONE_PER_STAGE, optimum
+from remat_solver.backends import Engine
+from remat_solver.deadline import Deadline
+from solver.brute import FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_problems
+from solver.transfer_brute import least_makespan
 
 SMALL = "checkmate-segnet-b1"
 MADE_ANEW = ("checkmate-segnet-b1", "dag-100-s1", "random-25-s1", "unet-4-whole", "join-4-4", "chain-random-16")
@@ -99,6 +106,95 @@ def test_retention_intervals_against_brute_force() -> None:
     assert compared > 5
 
 
+def serial_makespan(problem: Problem) -> int:
+    """The least time of computations and copies one after the other, by Dijkstra over what is resident and on the host.
+
+    As in POET's program a copy on the host is gone once it is paged in.
+    """
+    graph, link = problem.graph, problem.graph.link
+    assert link is not None
+    room = problem.budget_bytes - graph.fixed_bytes
+    best, heap = {(0, 0, 0): 0}, [(0, (0, 0, 0))]
+    while heap:
+        cost, state = heapq.heappop(heap)
+        done, there, host = state
+        if done == graph.ops:
+            return cost
+        if cost > best[state]:
+            continue
+        held = sum(size for v, size in enumerate(graph.value_bytes) if there >> v & 1)
+        moves = []
+        for v, size in enumerate(graph.value_bytes):
+            if there >> v & 1:
+                moves += [(0, (done, there & ~(1 << v), host))]
+                moves += [(link.to_host_ns(size), (done, there, host | 1 << v))]
+            elif host >> v & 1 and held + size <= room:
+                moves += [(link.to_device_ns(size), (done, there | 1 << v, host & ~(1 << v)))]
+        for op in range(done + 1):
+            inputs = all(there >> v & 1 for v in graph.op_inputs[op])
+            if inputs and not there >> op & 1 and held + graph.value_bytes[op] <= room:
+                moves += [(graph.op_cost_ns[op], (max(done, op + 1), there | 1 << op, host))]
+        for ns, after in moves:
+            if cost + ns < best.get(after, cost + ns + 1):
+                best[after] = cost + ns
+                heapq.heappush(heap, (cost + ns, after))
+    raise AssertionError("nothing fits")
+
+
+def test_paging_against_brute_force() -> None:
+    """POET's optimum is the least time of all plans with serial copies and computations; its plan takes no longer."""
+    drawn = [problem for seed in (0, 6, 13, 25) for problem in little_problems(seed, 5, rich=False, budgets=2)]
+    equal = paging = 0
+    with Engine("highs") as engine:
+        for alone, link in itertools.product(drawn, (Link(10**9, 10**9), Link(10**10, 10**10, host_bytes=20))):
+            problem = Problem(alone.graph.with_link(link), alone.budget_bytes)
+            program = written(problem)
+            outcome = engine.run(program.program, deadline=Deadline(60.0))
+            assert outcome.status == "optimal"
+            assert outcome.x is not None
+            serial, objective = serial_makespan(problem), round(outcome.objective * program.unit_ns)
+            assert serial <= objective
+            plan = program.plan(outcome.x)
+            assert (least_makespan(problem)[0] or 0) <= verify(problem, plan).cost_ns <= objective
+            equal += serial == objective
+            paging += any(isinstance(step, Prefetch) for step in plan.steps)
+    assert equal == 2 * len(drawn)
+    assert paging > 2
+
+
+@pytest.mark.parametrize("most_ops", [1, 2])
+def test_the_hierarchy_against_brute_force(most_ops: int) -> None:
+    """Never below the optimum; of parts of one op mostly that of recomputing forward ops; nothing more if all fits."""
+    planned = equal = again = 0
+    for seed in range(12):
+        for problem in little_problems(seed, 7, rich=False, budgets=3):
+            plain = Problem(problem.graph, 2 * plain_peak(problem.graph))
+            assert most_ops > 1 or verify(plain, hiremate(plain, 20.0, 1)).cost_ns == problem.graph.total_cost_ns
+            try:
+                cost = verify(problem, hiremate(problem, 20.0, most_ops)).cost_ns
+            except Unanswered:
+                continue
+            best = optimum(problem).cost_ns
+            assert best is not None
+            assert best <= cost
+            planned += 1
+            equal += cost == optimum(problem, FORWARD_OPS).cost_ns
+            again += cost > problem.graph.total_cost_ns
+    assert again > 5
+    assert equal >= (0.8 if most_ops == 1 else 0.4) * planned
+
+
+def test_the_hierarchy_has_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of two parts in groups of two: a plan within each budget, that costs more the less memory there is."""
+    monkeypatch.setattr("benchmarks.rematbench.hiremate.MOST_PARTS", 2)
+    graph = load("unet-4-whole").graph
+    costs = []
+    for share in (0.9, 0.75):
+        problem = Problem(graph, int(share * plain_peak(graph)))
+        costs.append(verify(problem, hiremate(problem, 60.0)).cost_ns)
+    assert graph.total_cost_ns < costs[0] <= costs[1] < 2 * graph.total_cost_ns
+
+
 def test_a_run_goes_on_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, release = tmp_path / "rows.jsonl", tmp_path / "release"
     asked = ["--instances", SMALL, "--budgets", "1,4", "--seconds", "2", "--rows", str(rows), "--answers", str(release)]
@@ -116,9 +212,30 @@ def test_a_run_goes_on_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert check.main([str(release)]) == 0
 
 
+def test_graphs_of_others_are_measured_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, rows = tmp_path / "data", tmp_path / "rows.jsonl"
+    with pytest.raises(FileNotFoundError, match="no \\*"):
+        main(["--folder", str(folder), "--rows", str(rows)])
+    folder.mkdir()
+    nodes = [{"name": i, "out_cost": 10, "duration": 3} for i in range(6)]
+    links = [{"0": i, "1": i + 1} for i in range(5)] + [{"0": 0, "1": 5}, {"0": 1, "1": 4}]
+    path = folder / "random_layered_n6.json"
+    path.write_text(json.dumps({"directed": True, "nodes": nodes, "links": links}))
+    asked = ["--folder", str(folder), "--rows", str(rows), "--budgets", "4,5", "--methods", "greedy", "--seconds", "2"]
+    assert main(asked) == 0
+    found = read_rows(rows)
+    assert [entry["problem"] for entry in found] == ["random_layered_n6@4", "random_layered_n6@5"]
+    assert [entry["budget_bytes"] for entry in found] == [32, 36]
+    assert found[1]["cost_ns"] >= found[1]["total_ns"] == 18
+    assert "| greedy | 2 |" in capsys.readouterr().out
+    path.write_text("{}")
+    with pytest.raises(InvalidData, match="random_layered_n6"):
+        main(asked)
+
+
 def row(method: str, problem: str, cost: int | None, bound: int, **more: object) -> dict[str, object]:
     known = {"seconds": 1.0, "seconds_given": 10.0, "progress": [], "why": "", "load": 0.1, "commit": "c"}
-    known |= {"machine": "m", "date": "d", "family": "random"}
+    known |= {"machine": "m", "date": "d", "family": "random", "seed": 0}
     return {"method": method, "problem": problem, "cost_ns": cost, "bound_ns": bound, **known, **more}
 
 
@@ -131,6 +248,9 @@ def test_scores_are_those_of_the_page() -> None:
     assert b.startswith(f"| b | 2 | 2 | {mean:.3f} | 1 | 1 | 1 |")
     assert a.startswith(f"| a | 2 | 1 | {math.sqrt(101) - 1:.3f} | 1 | 1 | 0 |")
     assert profiles(rows) == {"a": [1.0, math.inf], "b": [1.0, 1.1]}
+    assert b.endswith("| – |")
+    twice = [*rows, row("b", "p", 100, 100, seed=1), row("b", "q", 20, 20, seed=1)]
+    assert table_of(twice).splitlines()[2].endswith(f"| 0.000 to {mean:.3f} |")
 
 
 def test_the_primal_integral_is_over_the_time_given() -> None:
