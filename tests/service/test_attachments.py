@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import string
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -119,6 +121,31 @@ def test_an_operator_lets_names_be_stored_by_a_route(
     assert said(anna, solve)["names"] == NAMES
     assert chief.http.patch(path, json={"store_names": False}).json()["store_names"] is False
     assert said(anna, solve)["names"] is None
+
+
+def test_names_that_are_not_stored_are_not_compressed(anna: Tenant) -> None:
+    """Permission comes before size: these would be too large to store."""
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices(string.printable[:94], k=299)) for _ in range(16_700)]
+    refused = put(anna, solved(anna), "names", {"names": words})
+    assert refused.status_code == 403, refused.text
+
+
+def test_switching_names_off_writes_the_tenant_once(
+    locked: Service, anna: Tenant, request: pytest.FixtureRequest
+) -> None:
+    chief = Tenant(locked, cli(locked, "keys", "create", request.node.name, "--scope", "operate"))
+    path = f"/v1/operator/tenants/{request.node.name}"
+    with closing(sqlite3.connect(next(locked.folder.glob("*.sqlite")))) as database:
+        database.executescript(
+            "CREATE TABLE written (name TEXT);"
+            "CREATE TRIGGER noting AFTER UPDATE ON tenants BEGIN INSERT INTO written VALUES (new.name); END;"
+        )
+        try:
+            assert chief.http.patch(path, json={"store_names": False}).status_code == 200
+            assert database.execute("SELECT * FROM written").fetchall() == [(request.node.name,)]
+        finally:
+            database.executescript("DROP TRIGGER noting; DROP TABLE written;")
 
 
 def test_no_tenant_reads_or_writes_anothers(locked: Service, anna: Tenant) -> None:

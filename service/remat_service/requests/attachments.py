@@ -5,6 +5,7 @@ Names are stored only for tenants that want it (`tenants.store_names`): they are
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from typing import Any, Literal
@@ -72,11 +73,14 @@ async def attach(context: Context, caller: Caller, request_id: str, kind: Kind, 
         RateLimited: over the tenant's quota of stored bytes.
     """
     row = await find_request(context, caller, request_id)
-    data = zlib.compress(json.dumps(said, separators=(",", ":")).encode())
+    if kind == "names":
+        async with context.database.read() as connection:
+            await _check_names(connection, caller, row, said)
+    data = await asyncio.to_thread(_packed, said)
     if len(data) > MOST_BYTES:
         raise TooLarge(f"the names take {readable(len(data))}, and {readable(MOST_BYTES)} are stored at most")
     async with context.database.write() as connection:
-        if kind == "names":
+        if kind == "names":  # again: an operator may have switched it off meanwhile
             await _check_names(connection, caller, row, said)
         await check_stored_bytes(connection, caller)
         new = {"request_id": request_id, "kind": kind, "data": data, "size_bytes": len(data)}
@@ -85,6 +89,10 @@ async def attach(context: Context, caller: Caller, request_id: str, kind: Kind, 
         await connection.execute(
             insert.on_conflict_do_update(index_elements=list(attachments.primary_key), set_=changed)
         )
+
+
+def _packed(said: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(said, separators=(",", ":")).encode())
 
 
 async def _check_names(connection: AsyncConnection, caller: Caller, row: Any, said: dict[str, Any]) -> None:
@@ -110,18 +118,27 @@ async def attached(context: Context, caller: Caller, request_id: str) -> dict[Ki
     found: dict[Kind, dict[str, Any] | None] = {"run": None, "names": None}
     for row in await context.database.rows(_ATTACHED, id=request_id):
         document = _DOCUMENTS[row.kind]
-        said = document.read(json.loads(zlib.decompress(row.data)))
+        said = await asyncio.to_thread(_unpacked, document, row.data)
         found[row.kind] = {name: said.get(name) for name in document.members} | {
             "created_at": row.created_at.isoformat()
         }
     return found
 
 
+def _unpacked(document: Document, data: bytes) -> dict[str, Any]:
+    return document.read(json.loads(zlib.decompress(data)))
+
+
 async def let_names(connection: AsyncConnection, tenant_id: str, stored: bool) -> None:
     """Say whether names of a tenant's ops are stored; where not, those that are there go."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(store_names=stored))
     if not stored:
-        mine = select(requests.c.id).where(requests.c.tenant_id == tenant_id)
-        await connection.execute(
-            delete(attachments).where(attachments.c.kind == "names", attachments.c.request_id.in_(mine))
-        )
+        await drop_names(connection, tenant_id)
+
+
+async def drop_names(connection: AsyncConnection, tenant_id: str) -> None:
+    """Delete the names of a tenant's ops."""
+    mine = select(requests.c.id).where(requests.c.tenant_id == tenant_id)
+    await connection.execute(
+        delete(attachments).where(attachments.c.kind == "names", attachments.c.request_id.in_(mine))
+    )

@@ -16,7 +16,7 @@ from ...context import Context
 from ...errors import Invalid
 from ...identity import OPERATE, Caller
 from ...requests import operate
-from ...requests.attachments import let_names
+from ...requests.attachments import drop_names
 from ...requests.completion import cancel_solve, cancel_tenant
 from ...storage.tables import tenants
 from ...tenants import keys
@@ -154,7 +154,7 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
             await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
         row = await keys.tenant_row(connection, name)
         if changes.get("store_names") is False:
-            await let_names(connection, row.id, stored=False)
+            await drop_names(connection, row.id)
         await _note(connection, caller, "tenants change", name=name, **changes)
     if changes.get("disabled"):
         await cancel_tenant(context, row.id)
