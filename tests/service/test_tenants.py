@@ -6,7 +6,8 @@ import json
 import sqlite3
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +388,48 @@ def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
         assert report(2, 1100, 64) == [1000, 64]
         assert report(0, 10**12, 10**12) == [1000, 64]
         assert report(3, 1050, 64) == [1000, 64]  # what stands within noise stays, as does every graph's key
+        with closing(sqlite3.connect(next(own.folder.glob("*.sqlite")))) as database:
+            said = "SELECT name, cost_ns FROM profile_reports r JOIN tenants t ON t.id = r.tenant_id ORDER BY name"
+            assert database.execute(said).fetchall() == [
+                ("first", 10**12), ("fourth", 1050), ("second", 1000), ("third", 1100),
+            ]  # fmt: skip
+
+
+def test_two_members_that_agree_correct_the_costs_of_a_group(tmp_path: Path) -> None:
+    """What a busy machine reported stands against one other report, and not against two; nor once its own is mended."""
+    with serving(tmp_path, workers=1, require_keys="true") as own:
+        cli(own, "groups", "create", "group")
+
+        def member(name: str) -> Callable[[str, int], int]:
+            cli(own, "tenants", "add", name, "--group", "group")
+            tenant = Tenant(own, cli(own, "keys", "create", name, "--new-tenant"))
+
+            def report(signature: str, cost_ns: int) -> int:
+                body = {"device": "d", "profiles": {signature: [cost_ns, 64]}}
+                return int(tenant.http.post("/v1/profiles", json=body).json()["profiles"][signature][0])
+
+            return report
+
+        busy, quiet, other = map(member, ("busy", "quiet", "other"))
+        assert busy("s", 4294) == 4294
+        assert quiet("s", 316) == 4294
+        assert busy("s", 486) == 486  # both agree now
+        assert busy("t", 4294) == 4294
+        assert busy("t", 316) == 4294  # alone, in a table that others use
+        assert other("t", 330) == 330
+
+
+def test_a_tenant_corrects_a_table_of_its_own_downwards(tmp_path: Path) -> None:
+    """A busy machine's first report does not stay; what another busy moment adds changes nothing."""
+    with serving(tmp_path, workers=1) as own:
+
+        def report(cost_ns: int, workspace_bytes: int = 64) -> list[int]:
+            body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}
+            found: list[int] = own.http.post("/v1/profiles", json=body).json()["profiles"]["s"]
+            return found
+
+        assert report(4294) == [4294, 64]
+        assert report(2200) == [4294, 64]  # within noise, and every graph's key stays
+        assert report(316) == [316, 64]
+        assert report(4294) == [316, 64]
+        assert report(316, 0) == [316, 64]  # bytes are not measured by a clock

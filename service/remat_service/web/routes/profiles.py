@@ -11,14 +11,14 @@ from typing import Any
 
 import structlog
 from fastapi import APIRouter, Request
-from sqlalchemy import Table, delete, select, update
+from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir.schema import Array, Dictionary, Document, Member, Row, Text
 
 from ...context import Context
 from ...identity import Caller
-from ...storage.tables import profile_reports, profiles
+from ...storage.tables import profile_reports, profiles, tenants
 from ...tenants.quotas import check_profiles
 from ..authentication import Reader, Solver
 from ..body import MOST_ROWS, read_document
@@ -43,7 +43,7 @@ LOOKUP = Document(
 UPLOAD = Document(
     "ProfileUpload",
     "request",
-    "Measured costs: signature → [ns, workspace bytes]. What already stands stays.",
+    "Measured costs: signature → [ns, workspace bytes]. What stands stays unless reports contradict it.",
     {
         "device": Member(_NAME),
         "profiles": Member(Dictionary(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
@@ -85,8 +85,8 @@ async def _drop(connection: AsyncConnection, rows: Table, damaged: Sequence[Any]
 async def put(context: Context, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
     """Take a tenant's reports in; returns what now stands for every signature given.
 
-    The first report stands, so that all who share the table plan the same graph, until three tenants or more have
-    reported and the middle of their reports is more than `_APART` times away from it; then the middle stands.
+    The first report stands, so that all who share the table plan the same graph, until later ones contradict it: until
+    it is more than `_APART` times away from what `_middle` makes of the latest report of each tenant.
 
     Raises:
         RateLimited: over the tenant's quota; nothing was taken in.
@@ -129,16 +129,21 @@ async def put(context: Context, caller: Caller, device: str, table: dict[str, tu
 async def _correct(
     context: Context, connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]
 ) -> None:
-    """Put the middle of the reports in place of what stands far from it."""
+    """Put the middle of the reports in place of what stands far from it.
+
+    A tenant whose table nobody shares corrects it alone, where it measures less than before.
+    """
+    sharing = select(func.count()).select_from(tenants).where(tenants.c.scope_id == caller.scope_id)
+    own = await connection.scalar(sharing) == 1
     reports: dict[str, list[Any]] = {}
     for row in (await _read(context, connection, profile_reports, caller, device, signatures))[0]:
         reports.setdefault(row.signature, []).append(row)
     for row in (await _read(context, connection, profiles, caller, device, signatures))[0]:
         told = reports.get(row.signature, [])
-        if len(told) < _REPORTS:
-            continue
-        cost_ns = median_high(report.cost_ns for report in told)
-        workspace_bytes = median_high(report.workspace_bytes for report in told)
+        cost_ns = _middle([report.cost_ns for report in told], row.cost_ns)
+        if own and len(told) == 1:  # other work on a machine only ever adds to what is measured there
+            cost_ns = min(told[0].cost_ns, row.cost_ns)
+        workspace_bytes = _middle([report.workspace_bytes for report in told], row.workspace_bytes)
         if _apart(row.cost_ns, cost_ns) or _apart(row.workspace_bytes, workspace_bytes):
             log.warning("a profile that stood apart is replaced", signature=row.signature, reports=len(told))
             await connection.execute(
@@ -150,6 +155,16 @@ async def _correct(
                     )
                 )
             )
+
+
+def _middle(told: Sequence[int], stands: int) -> int:
+    """What the latest reports of several tenants come to: the median of three or more, two that agree, or what stands.
+
+    >>> _middle([100, 110, 9000], 9000), _middle([300, 310], 4000), _middle([4000, 300], 4000)
+    (110, 310, 4000)
+    """
+    decided = len(told) >= _REPORTS or (len(told) == 2 and not _apart(*told))
+    return median_high(told) if decided else stands
 
 
 def _apart(stands: int, middle: int) -> bool:
@@ -181,7 +196,7 @@ async def lookup_profiles(request: Request, caller: Reader) -> Any:
     openapi_extra=body(UPLOAD, examples()["profile_upload"]),
 )
 async def put_profiles(request: Request, caller: Solver) -> Any:
-    """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""
+    """The first report of a signature stands until later ones contradict it; the reply is what now stands."""
     context: Context = request.app.state.context
     found = await read_document(request, UPLOAD)
     return {"profiles": await put(context, caller, found["device"], found["profiles"])}
