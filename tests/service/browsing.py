@@ -15,12 +15,12 @@ from remat_ir import Graph, Problem, budget_at
 from service.serving import Service, serving, training_graph
 
 WIDTHS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
-_SLOW = {("phone", "dark"), ("tablet", "light"), ("desktop", "dark")}
+_TIERS = {("phone", "light"): (), ("tablet", "dark"): pytest.mark.thorough, ("desktop", "light"): pytest.mark.thorough}
 LOOKS = [
-    pytest.param(look, id="-".join(look), marks=[pytest.mark.slow] if look in _SLOW else [])
+    pytest.param(look, id="-".join(look), marks=_TIERS.get(look, pytest.mark.slow))
     for look in itertools.product(WIDTHS, ("light", "dark"))
 ]
-"""The screens and themes in which every flow is gone through; each screen and each theme among the quick tests too."""
+"""The screens and themes in which every flow is gone through: one quickly, each screen and theme for every change."""
 
 in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True)
 

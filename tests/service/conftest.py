@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 from service.browsing import Stored, Visit, storing
-from service.database import postgres
+from service.database import postgres, stop_server
 from service.serving import Service, serving
 
 collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
 """Its plans are made by the client, of a captured step."""
 os.environ.setdefault("REMAT_LOOK_UP_S", "20")
 os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
+
+
+def pytest_sessionfinish() -> None:
+    """End the database server that the tests have started for themselves."""
+    stop_server()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,6 +1,6 @@
 """Databases for the tests, and a process of the service over one.
 
-PostgreSQL is the one that is there, or a private one; never skipped in silence.
+PostgreSQL is the one that is there, or a private one for all tests of a process; never skipped in silence.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -26,13 +27,19 @@ DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
 @contextmanager
 def postgres() -> Iterator[str]:
     """The URL of a fresh, empty database, dropped at the end."""
+    with fresh_database(_server()) as url:
+        yield url
+
+
+@cache
+def _server() -> str:
+    """The URL of the server that is there, or of one that runs until `stop_server`."""
     server = os.environ.get("REMAT_TEST_DATABASE_URL", DEFAULT)
-    if _answers(server):
-        with fresh_database(server) as url:
-            yield url
-    else:
-        with PrivatePostgres() as private, fresh_database(private.url) as url:
-            yield url
+    return server if _answers(server) else _PRIVATE.enter_context(PrivatePostgres()).url
+
+
+_PRIVATE = ExitStack()
+stop_server = _PRIVATE.close
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
-import pytest
 
 from remat_ir import Problem, budget_at, plain_peak
 from service.serving import Service, checked, eventually, hard_graph, training_graph
@@ -61,19 +60,6 @@ def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> No
     assert service.get(second["id"], 0)[0] == 200
 
 
-@pytest.mark.slow
-def test_cancel_returns_the_best_incumbent(service: Service) -> None:
-    """What was reported before the cancel is in the answer, with its plan."""
-    problem = _long(2)
-    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
-    start = checked(problem, greedy)
-    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0, start=greedy["id"])
-    eventually(lambda: service.get(posted["id"], 0)[1]["cost_ns"])
-    data = service.http.post(f"/v1/solves/{posted['id']}/cancel").json()
-    assert data["status"] == "cancelled"
-    assert checked(problem, data).cost_ns <= start.cost_ns
-
-
 def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Service) -> None:
     """2 s and 6 s on one solve: the first has its answer while the other goes on."""
     problem = _long(3)
@@ -104,24 +90,3 @@ def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
     second = checked(problem, tight)
     assert second.cost_ns <= first.cost_ns
     assert second.bound_ns >= first.bound_ns
-
-
-@pytest.mark.slow
-def test_priority_goes_first(service: Service) -> None:
-    """With both solvers busy, the more urgent of two queued solves is started first."""
-    busy = [service.post(_long(10 + i), wait=0, method="staged", time_limit_s=30, max_gap=0)[1] for i in range(2)]
-    for row in busy:
-        eventually(lambda row=row: _running(service, row["id"]))
-    low = service.post(_long(20), wait=0, method="greedy", time_limit_s=5, priority=-5)[1]
-    high = service.post(_long(21), wait=0, method="greedy", time_limit_s=5, priority=5)[1]
-    late = service.post(_long(22), wait=0, method="greedy", time_limit_s=5, queue_limit_s=0.2)[1]
-    ended = eventually(lambda: (found := service.get(late["id"], 0))[0] == 200 and found[1])
-    assert (ended["status"], ended["limit"]) == ("nothing_found", "time")
-    assert "queue" in ended["message"]
-    service.http.post(f"/v1/solves/{busy[0]['id']}/cancel")
-    service.get(low["id"], 30)
-    rows = {row["id"]: row for row in service.http.get("/v1/solves").json()["solves"]}
-    assert rows[low["id"]]["status"] != "queued"
-    assert service.get(high["id"], 0)[0] == 200  # the urgent one had ended before the other did
-    service.http.post(f"/v1/solves/{busy[1]['id']}/cancel")
-    eventually(lambda: not _solvers(service))

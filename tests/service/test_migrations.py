@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -18,19 +17,8 @@ from sqlalchemy import Connection, inspect, text
 from remat_service.storage import migrations
 from remat_service.storage.database import Database
 from remat_service.storage.tables import metadata
-from service.database import postgres
 
 REVISIONS = sorted(path.name[1:5] for path in (Path(migrations.__file__).parent / "versions").glob("v[0-9]*.py"))
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/empty.sqlite"
-    else:
-        with postgres() as found:
-            yield found
 
 
 def _differences(connection: Connection) -> list[object]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-import pytest
-
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak, problem_digest
 from service.serving import Service, checked, example, training_graph
 
@@ -143,33 +141,3 @@ def test_a_timeline_is_the_judges_replay(service: Service) -> None:
     assert max(found["plain"]["memory_bytes"]) == plain_peak(graph)
     impossible = service.post(Problem(graph, 1))[1]
     assert service.http.get(f"/v1/solves/{impossible['id']}/timeline").json()["plan"] is None
-
-
-@pytest.mark.parametrize("method", ["rotor", "revolve", "sequential", "pofo", "offload-all", "save-on-cpu"])
-def test_the_methods_of_a_chain(service: Service, method: str) -> None:
-    """Each is reached by its name, and its plan travels."""
-    chain = Chain(
-        forward_ns=(40, 50, 30, 60, 20, 10),
-        backward_ns=(80, 90, 70, 120, 40, 20),
-        forward_workspace_bytes=(0, 2, 0, 1, 0, 0),
-        backward_workspace_bytes=(3, 0, 0, 2, 0, 0),
-        tape_bytes=(20, 30, 25, 20, 15, 1),
-        activation_bytes=(8, 10, 12, 9, 10, 8, 1),
-        gradient_bytes=(0, 10, 12, 9, 10, 8, 1),
-        link_bytes_per_s=400_000_000,
-    )
-    _ask(service, Problem(chain, budget_at(chain, 0.9)), method)
-
-
-@pytest.mark.parametrize("method", ["join", "equiv-chain"])
-def test_the_methods_of_a_join(service: Service, method: str) -> None:
-    """Each is reached by its name, and its plan travels."""
-    _ask(service, Problem(Join(lengths=(4, 6), forward_ns=3, backward_ns=5, turn_ns=2, slots=8), 8), method)
-
-
-def _ask(service: Service, problem: Problem, method: str) -> None:
-    status, data = service.post(problem, method=method, time_limit_s=120)
-    while status == 202:
-        status, data = service.get(data["id"])
-    assert status == 200
-    assert checked(problem, data).method == method

@@ -219,32 +219,6 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
 
 
 @pytest.mark.thorough
-def test_sharing_group_is_opt_in(locked: Service) -> None:
-    """Members of a group share stored answers, not requests."""
-    cli(locked, "groups", "create", "lab")
-    for name in ("emil", "fred"):
-        cli(locked, "tenants", "add", name, "--group", "lab")
-    emil, fred = (Tenant(locked, cli(locked, "keys", "create", name, "--new-tenant")) for name in ("emil", "fred"))
-    problem = Problem(training_graph(12), plain_peak(training_graph(12)))
-    mine = emil.post(problem).json()
-    assert fred.post(problem).json()["cache"] == "hit"
-    assert fred.http.get(f"/v1/solves/{mine['id']}").status_code == 404
-
-
-@pytest.mark.thorough
-def test_disowning_an_epoch(locked: Service) -> None:
-    """Raised, nothing stored before is found; what is stored after is."""
-    tenant = Tenant(locked, cli(locked, "keys", "create", "gina", "--new-tenant"))
-    problem = Problem(training_graph(13), plain_peak(training_graph(13)))
-    seen = [tenant.post(problem).json() for _ in range(4)]  # the last ones come from memory
-    assert [data["cache"] for data in seen] == ["miss", "hit", "hit", "hit"]
-    assert [tenant.http.get(f"/v1/solves/{seen[-1]['id']}").status_code for _ in range(2)] == [200, 200]
-    cli(locked, "tenants", "disown", "gina")
-    time.sleep(2.2)
-    assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
-
-
-@pytest.mark.thorough
 def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> None:
     """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free."""
     tenant = Tenant(locked, cli(locked, "keys", "create", "ines", "--new-tenant"))

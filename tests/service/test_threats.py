@@ -308,21 +308,6 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_one_process_a_sqlite_file(service: Service) -> None:
-    """A second service on the same file is refused; the first goes on."""
-    done = subprocess.run(
-        [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0", "--database-url", service.database_url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "another service has" in done.stderr
-    assert service.http.get("/readyz").status_code == 200
-
-
-@pytest.mark.thorough
 def test_a_port_in_use_is_one_line(service: Service) -> None:
     """Exit 2 and a sentence."""
     with socket.socket() as taken:
