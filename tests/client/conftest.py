@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import timing
@@ -31,6 +32,12 @@ def own_surroundings(own_cache: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """With several, eager PyTorch differs from itself: threads add to the same numbers in any order."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
     """What the kernels of one module's tests cost, measured once."""
@@ -40,7 +47,6 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
 @pytest.fixture
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compilation of another test is seen, and only one compiler runs at once."""
-    import torch
     import torch._inductor.config as config
 
     torch._dynamo.reset()

@@ -22,11 +22,6 @@ from remat.profiling import measure
 from remat.training.step import training_step
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Averaging(nn.Module):
     """Batch normalization with a cumulative average divides by a number that only the data know."""
 

@@ -37,7 +37,6 @@ GREEDY: dict[str, Any] = {"budget": "100%", "planner": "greedy"}
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
     torch._dynamo.reset()
 
 

@@ -26,11 +26,6 @@ from tiers import first
 COUNT = 4
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Stage(nn.Module):
     """A linear layer, and state of the module's own."""
 

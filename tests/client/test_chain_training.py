@@ -30,7 +30,6 @@ from tiers import first
 @pytest.fixture(autouse=True)
 def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
 
 
 def convolutions(count: int = 8) -> list[nn.Module]:

@@ -18,11 +18,6 @@ from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def callable_of(case: Case, step: TrainingStep, plan: Plan) -> Callable[..., Any]:
     """The case's step by a plan."""
     return behind(case.module, step.compile(plan))

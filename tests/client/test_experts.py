@@ -28,12 +28,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """With several, eager PyTorch differs from itself: threads add to the same rows of a gradient in any order."""
-    torch.set_num_threads(1)
-
-
 def mixtral(how: str) -> nn.Module:
     """With the loss that balances the load of its experts."""
     torch.manual_seed(0)

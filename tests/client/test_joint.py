@@ -40,7 +40,6 @@ class Blocks(nn.Module):
 @pytest.fixture(autouse=True)
 def anew() -> None:
     torch._dynamo.reset()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
 
 

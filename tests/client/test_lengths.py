@@ -24,7 +24,6 @@ WIDTH = 16
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_lengths_in_random_order(count: int, caplog: pytest.LogCaptureFixture) -> None:
     """Dynamo's limit of recompilations would end planning silently, and plans that no one drops fill the memory."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     before = alive()
     layers = (part for _ in range(5) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))

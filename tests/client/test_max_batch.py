@@ -23,7 +23,6 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
 
 
 class Net(nn.Sequential):

@@ -23,11 +23,6 @@ from remat_ir import Answer, InvalidData, Problem, budget_at, problem_digest
 from tiers import first
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Recurrent(nn.Module):
     """A recurrent stage with dropout, which no graph holds."""
 

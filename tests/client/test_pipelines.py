@@ -236,7 +236,6 @@ class Model(nn.Module):
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_halves_are_the_whole(differentiable: bool) -> None:
     """Bit for bit, by a plan that recomputes and by the plain one, with the memory that their phases say."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     plain = nn.Sequential(Model(), Model())
     planned, halves = copy.deepcopy(plain), Halves()

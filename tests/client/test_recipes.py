@@ -6,14 +6,12 @@ import importlib
 from pathlib import Path
 
 import pytest
-import torch
 from recipes.training import compared
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain_loop:fp32", "accelerate_loop", "several_models:distillation"])
 def test_a_recipe_trains_as_by_aot_eager(name: str, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     script, _, variant = name.partition(":")
     module = importlib.import_module(f"recipes.{script}")
     arguments = (variant,) if variant else ()

@@ -169,7 +169,6 @@ def test_transformers(name: str, said: Callable[[], str]) -> None:
 @pytest.mark.parametrize("name", ["in place", "tied weights", "one counter"])
 def test_copied_blocks_train_exactly(name: str, profiles: DiskProfiles) -> None:
     """As torch's own aot_eager does, with dropout, twice."""
-    torch.set_num_threads(1)
     case = Case(ODD[name](), example(), {}, mean_square)
     step = training_step(case.module, case.args, case.kwargs, table=profiles)
     stock = torch.compile(case.module, backend="aot_eager")

@@ -88,7 +88,6 @@ OPERATORS = {"noisy": noisy, "counting": counting, "of the older library": old}
 @pytest.mark.parametrize("way", ["enable", "optimize"])
 def test_an_operator_that_may_do_anything_runs_once(way: str, name: str) -> None:
     """At a budget where much is computed again, gradients are those without a plan, and the report names it."""
-    torch.set_num_threads(1)
     module = model(OPERATORS[name])
     expected = step(module, module)
     run: Any = module
@@ -119,7 +118,6 @@ def test_the_caller_may_say_that_an_operator_is_functional() -> None:
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 def test_behind_torch_compile_it_runs_once_too(inner: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.set_num_threads(1)
     module = model(noisy) if inner == "eager" else Part(noisy)
     found = {}
     for name in ("plain", "once", "functional") if inner == "eager" else ("plain", "once"):
@@ -155,7 +153,6 @@ class Noting(GreedyPlanner):
 
 @pytest.mark.parametrize(("given", "once"), [({}, 5), ({"functional_ops": ("remat_tests::pure",)}, 1)])
 def test_units_and_batches_take_the_callers_word_as_well(given: dict[str, Any], once: int) -> None:
-    torch.set_num_threads(1)
     module, x = nn.Sequential(model(pure)), torch.zeros(512, 64)
     optimize_units(module, [module[0]], x, budget=remat.Fraction(0.9), planner="greedy", loss=torch.sum, **given)
     (planned,) = plans_of(module[0]).plans

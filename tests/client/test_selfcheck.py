@@ -24,7 +24,6 @@ ARGS = (numbers(512, 64),)
 
 def trained_by(change: Callable[[Planned], Planned] = lambda made: made, **options: bool) -> nn.Module:
     """A module that runs by a plan, or by what is made of it."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy", **options)
     (found,) = backend_of(made).trained

@@ -27,11 +27,6 @@ GLOBAL = {"scale": 1.0}
 OUTSIDE = torch.linspace(0.5, 1.5, 16)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 

@@ -32,12 +32,8 @@ WIDTH = 32
 
 
 @pytest.fixture(autouse=True)
-def settings() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def settings() -> None:
     torch.compiler.reset()
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mixed(nn.Module):

@@ -42,7 +42,6 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

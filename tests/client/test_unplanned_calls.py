@@ -18,9 +18,8 @@ from remat_ir import Answer, Problem, RematError
 
 
 @pytest.fixture(autouse=True)
-def one_thread(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
 
 
 def net() -> nn.Module:

@@ -34,7 +34,6 @@ class Again:
 
 @pytest.fixture(autouse=True)
 def alone() -> None:
-    torch.set_num_threads(1)
     torch._dynamo.reset()
 
 
