@@ -38,6 +38,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan and no profile of another test is known."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
     """What the kernels of one module's tests cost, measured once."""

@@ -26,10 +26,7 @@ from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
 from remat_ir.chain_plan import ChainStep, Verb, plain_chain_plan
 from tiers import first
 
-
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def convolutions(count: int = 8) -> list[nn.Module]:

@@ -20,9 +20,7 @@ from remat_ir import Graph, InvalidData, Problem, graph_of, plain_peak, verify
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 class Net(nn.Sequential):

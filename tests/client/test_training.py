@@ -39,9 +39,7 @@ class Net(nn.Module):
         return self.norm(self.body(x)).square().mean()
 
 
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")

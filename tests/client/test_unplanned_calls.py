@@ -16,10 +16,7 @@ from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat_ir import Answer, Problem, RematError
 
-
-@pytest.fixture(autouse=True)
-def quiet(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def net() -> nn.Module:
