@@ -74,6 +74,15 @@ def graphs(
     return replace(graph, consumes=tuple(sorted(consumed)), once=tuple(sorted(once)))
 
 
+def layered(layers: int, *, read_inputs: bool = True) -> list[list[int]]:
+    """What the ops of a linear training step read; a backward op its layer's output, the gradient, and the input too."""
+    forward = [[i - 1] if i else [] for i in range(layers)]
+    return forward + [
+        [*forward[i] * read_inputs, i, *([2 * layers - 2 - i] if i < layers - 1 else [])]
+        for i in reversed(range(layers))
+    ]
+
+
 @st.composite
 def linear_graphs(
     draw: st.DrawFn, *, least_layers: int = 1, most_layers: int = 6, unit: bool = False, most: int = 9
@@ -85,10 +94,7 @@ def linear_graphs(
     """
     layers = draw(st.integers(least_layers, most_layers))
     number = st.just(1) if unit else st.integers(1, most)
-    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        upstream = [len(inputs) - 1] if i < layers - 1 else []
-        inputs.append([*([i - 1] if i else []), i, *upstream])
+    inputs = layered(layers)
     costs = draw(st.lists(number, min_size=2 * layers, max_size=2 * layers))
     sizes = draw(st.lists(number, min_size=2 * layers, max_size=2 * layers))
     return graph_of(costs, sizes, inputs, backward_from=layers)

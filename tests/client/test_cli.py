@@ -15,6 +15,7 @@ from benchmarks.graphs.instances import instance
 
 from client.commands import remat as remat  # a fixture
 from client.liar import Said, in_turn, lying
+from drawn import layered
 from remat import settings
 from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
 from remat.planning.greedy import greedy_answer
@@ -23,9 +24,9 @@ from tiers import first
 
 
 def chain_graph(layers: int = 8, **more: Any) -> Graph:
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
-    return graph_of([3] * 2 * layers, [2] * 2 * layers, inputs, backward_from=layers, **more)
+    return graph_of(
+        [3] * 2 * layers, [2] * 2 * layers, layered(layers, read_inputs=False), backward_from=layers, **more
+    )
 
 
 @pytest.fixture

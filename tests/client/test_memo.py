@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drawn import layered
 from remat.planning.greedy import greedy_answer
 from remat.planning.memo import Memo
 from remat_ir import (
@@ -32,9 +33,9 @@ from service.serving import training_graph
 
 
 def chain(layers: int = 6, fixed: int = 0) -> Graph:
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
-    return graph_of([3] * 2 * layers, [2] * 2 * layers, inputs, backward_from=layers, fixed_bytes=fixed)
+    return graph_of(
+        [3] * 2 * layers, [2] * 2 * layers, layered(layers, read_inputs=False), backward_from=layers, fixed_bytes=fixed
+    )
 
 
 PROBLEM = Problem(chain(), 10)

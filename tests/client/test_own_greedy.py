@@ -9,7 +9,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs
+from drawn import examples, graphs, layered
 from remat.planning.greedy import greedy_answer
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, plan_of, replay, verify
 from remat_ir.greedy import WEIGHTS, checkpointed, least_memory, walk, without_needless
@@ -71,8 +71,7 @@ def test_a_walk_that_comes_through_stays_inside_its_limit(graph: Graph, weight: 
 def test_a_chain_is_recomputed_from_its_checkpoints() -> None:
     # ten layers forward, ten backward, each backward op reading its layer's output: all of size 1
     layers = 10
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
+    inputs = layered(layers, read_inputs=False)
     graph = graph_of([1] * 2 * layers, [1] * 2 * layers, inputs, backward_from=layers)
     answer = greedy_answer(Problem(graph, 6))
     assert answer.plan is not None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from client.liar import Asked, Said, Script, in_turn, lying
+from drawn import layered
 from remat.errors import BudgetTooSmall, InvalidResponse, NothingFound, Refused, ServiceError, Unreachable
 from remat.planning.greedy import greedy_answer
 from remat.planning.http import Timeouts
@@ -44,9 +45,7 @@ QUICK = Timeouts(connect=0.5, read=0.4, write=0.5)
 
 
 def chain(layers: int = 8) -> Graph:
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
-    return graph_of([3] * 2 * layers, [2] * 2 * layers, inputs, backward_from=layers)
+    return graph_of([3] * 2 * layers, [2] * 2 * layers, layered(layers, read_inputs=False), backward_from=layers)
 
 
 PROBLEM = Problem(chain(), 14)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, linear_graphs, problems
+from drawn import examples, graphs, layered, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
@@ -32,10 +32,7 @@ ON_ALL = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy")
 
 def unit(layers: int) -> Graph:
     """A linear training graph where all costs and sizes are 1; a backward op reads its layer's input and output."""
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
-    return graph_of([1] * 2 * layers, [1] * 2 * layers, inputs, backward_from=layers)
+    return graph_of([1] * 2 * layers, [1] * 2 * layers, layered(layers), backward_from=layers)
 
 
 # --- the optimal R for a given S

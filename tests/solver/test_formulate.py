@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples
+from drawn import examples, layered
 from remat_ir import Graph, Problem, graph_of, plain_peak, plan, plan_of, verify
 from remat_ir.plan import without_unread
 from remat_solver import array_view
@@ -119,9 +119,7 @@ def test_problems_drawn_here_are_not_all_trivial(engine: Engine) -> None:
 @pytest.mark.parametrize("fraction", first(1, [0.75, 0.6, 0.9]))
 def test_five_unit_layers(engine: Engine, make: Callable[..., Formulation], fraction: float) -> None:
     layers = 4
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append(sorted({i, *([i - 1] if i else []), *([len(inputs) - 1] if i < layers - 1 else [])}))
+    inputs = layered(layers)
     graph = graph_of([1] * 8, [1] * 8, inputs)
     problem = Problem(graph, int(fraction * plain_peak(graph)))
     agrees(engine, problem, make(view_of(problem)), ONE_PER_STAGE)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.graphs.instances import instance
 
+from drawn import layered
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE
 from remat_ir.working_set import working_set
@@ -22,10 +23,7 @@ METHODS = ("milp", "milp-tight", "milp-forward")
 
 def chain(layers: int, costs: list[int], sizes: list[int]) -> Graph:
     """Layers and their backward ops, each of which reads its layer's input and output and the gradient before it."""
-    inputs = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append(sorted({i, *([i - 1] if i else []), *([len(inputs) - 1] if i < layers - 1 else [])}))
-    return graph_of(costs, sizes, inputs, backward_from=layers)
+    return graph_of(costs, sizes, layered(layers), backward_from=layers)
 
 
 SMALL = chain(6, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 2, 4, 6, 2, 6, 4])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, linear_graphs
+from drawn import examples, graphs, layered, linear_graphs
 from remat_ir import Graph, Link, Problem, graph_of
 from remat_ir.working_set import working_set
 from remat_solver.array_view import ArrayView, view_of
@@ -114,10 +114,7 @@ def little_linked(seed: int) -> Problem:
     """Two layers with its backward pass, and a link."""
     draw = random.Random(seed)
     layers = 2
-    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        upstream = [len(inputs) - 1] if i < layers - 1 else []
-        inputs.append([*([i - 1] if i else []), i, *upstream])
+    inputs = layered(layers)
     costs = [draw.randint(1, 4) for _ in inputs]
     graph = graph_of(costs, [draw.randint(1, 4) for _ in inputs], inputs).with_link(Link(10**9, 10**9))
     return Problem(graph, working_set(graph).least_bytes + draw.randint(0, 1))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains, lift_orders
-from drawn import examples, graphs, linear_graphs, sequences
+from drawn import examples, graphs, layered, linear_graphs, sequences
 from remat_ir import (
     Chain,
     Graph,
@@ -150,9 +150,7 @@ def test_a_copy_is_hidden_where_there_is_time() -> None:
 def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
     """Twelve layers, the later ones ten times as slow: a host for four values takes those that take long to make."""
     layers = 12
-    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
+    inputs = layered(layers)
     times = [100 if i % 3 else 1000 for i in range(layers)]
     graph = graph_of([*times, *[100] * layers], [100] * 24, inputs, backward_from=layers)
     alone = solve(Problem(graph, 800), time_limit_s=60, max_gap=0.0)
@@ -171,9 +169,7 @@ def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
 def test_a_plan_without_transfers_is_polished_to_one_that_moves() -> None:
     """Every layer computed twice: with a link there is time for, nothing is made again, and nothing is random."""
     layers = 12
-    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
+    inputs = layered(layers)
     graph = graph_of([100] * 24, [100] * 24, inputs, backward_from=layers).with_link(Link(10**10, 10**10))
     again = least_memory(graph)
     assert len(again.computes) > graph.ops
@@ -252,9 +248,7 @@ def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
 def test_what_others_do_is_a_plan_or_says_why_not(method: str) -> None:
     """A network of twelve layers over a fast link: all of them fit two thirds of the memory."""
     layers = 12
-    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
-    for i in reversed(range(layers)):
-        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
+    inputs = layered(layers)
     graph = graph_of([100] * 24, [100] * 24, inputs, backward_from=layers).with_link(Link(10**10, 10**10))
     answer = solve(Problem(graph, 900), method=method)
     assert answer.plan is not None, answer.message
