@@ -75,7 +75,7 @@ def graphs(
 
 
 def layered(layers: int, *, read_inputs: bool = True) -> list[list[int]]:
-    """What the ops of a linear training step read; a backward op its layer's output, the gradient, and the input too."""
+    """What the ops of a linear training step read; a backward op its layer's output, the gradient, and the input."""
     forward = [[i - 1] if i else [] for i in range(layers)]
     return forward + [
         [*forward[i] * read_inputs, i, *([2 * layers - 2 - i] if i < layers - 1 else [])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from fractions import Fraction
 
 import pytest
@@ -18,7 +17,6 @@ from remat_ir import (
     Plan,
     Problem,
     Status,
-    answer,
     graph_of,
     plain_peak,
     plain_plan,
@@ -75,8 +73,3 @@ def test_a_bound_keeps_the_name_of_its_space() -> None:
 def test_without_a_cost_there_is_no_overhead_and_no_gap() -> None:
     nothing = Answer(Status.NOTHING_FOUND, "auto", 15).priced(6, None, 6, None)
     assert (nothing.cost_ns, nothing.bound_ns, nothing.overhead, nothing.gap) == (None, 6, None, None)
-
-
-def test_the_example_runs() -> None:
-    ran = doctest.testmod(answer)
-    assert (ran.attempted > 0, ran.failed) == (True, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-import pkgutil
 import re
 from pathlib import Path
 
@@ -61,19 +60,18 @@ def test_every_public_name_has_an_example() -> None:
     assert without == []
 
 
-def modules() -> list[str]:
-    """Every module with an example in a docstring."""
-    found = []
-    for package in (remat_ir, remat_solver, remat):
-        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            path = Path(package.__path__[0]).parent / (info.name.replace(".", "/") + ".py")
-            if path.exists() and ">>>" in path.read_text():
-                found.append(info.name)
-    return sorted(found)
+TIERS = {remat_ir: (), remat_solver: pytest.mark.thorough, remat: pytest.mark.slow}
+MODULES = [
+    pytest.param(".".join(path.relative_to(home.parent).with_suffix("").parts), marks=tier)
+    for package, tier in TIERS.items()
+    for home in (Path(package.__path__[0]),)
+    for path in sorted(home.rglob("*.py"))
+    if ">>>" in path.read_text()
+]
+"""Every module with an example in a docstring."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As doctests, in an empty folder."""
     monkeypatch.chdir(tmp_path)
