@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import csv
 import math
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 from benchmarks.figures.draw import draw, page
 from benchmarks.figures.measure import FOLDER, MEASURES, run_piece, run_pieces
 from benchmarks.figures.panels import rows_of
-from benchmarks.figures.solves import Piece, Settings, budgets_of, pieces_of
+from benchmarks.figures.solves import Piece, Settings, pieces_of
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 
 from remat_ir import plain_peak
-from remat_ir.working_set import working_set
 
 
 def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
@@ -106,21 +102,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(rows_of(folder, "times")) == 3
 
 
-def test_pieces_that_end_at_once_are_both_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = ["checkpoint-all", "ap-sqrt", "ap-greedy", "griewank"]
-    pieces = [Piece("unet", method, "", 1.0, 1, partial(lambda m: [row(m, 1, "")], method)) for method in methods]
-    monkeypatch.setitem(MEASURES, "times", lambda _: pieces)
-    ends = threading.Barrier(len(methods))
-
-    def run(method: str) -> None:
-        ends.wait(30)
-        run_piece("times", f"unet-{method}", tmp_path, Settings())
-
-    with ThreadPoolExecutor(len(methods)) as pool:
-        list(pool.map(run, methods))
-    assert [r["method"] for r in rows_of(tmp_path, "times")] == methods
-
-
 def test_a_piece_says_what_it_was_measured_on(tmp_path: Path) -> None:
     """Both ways to count memory, what ended on its limit, and each row's load and commit."""
     graph = training_graph(ARCHITECTURES["vgg16"](), 4)
@@ -142,13 +123,6 @@ def test_a_piece_says_what_it_was_measured_on(tmp_path: Path) -> None:
 
 def test_the_committed_page_is_that_of_the_committed_files() -> None:
     assert (FOLDER.parent / "figures.md").read_text() == page(FOLDER)
-
-
-def test_budgets_span_from_the_least_need_to_the_plain_peak() -> None:
-    graph = training_graph(ARCHITECTURES["vgg16"](), 4)
-    budgets = budgets_of(graph, 5)
-    assert (budgets[0], budgets[-1]) == (working_set(graph).least_bytes, plain_peak(graph))
-    assert len(budgets) == 5
 
 
 @pytest.mark.slow
@@ -192,31 +166,6 @@ def test_the_modules_are_the_networks_of_the_graphs(
     made = sum(isinstance(part, nn.Conv2d) for part in model.modules())
     heads = sum(isinstance(part, nn.Linear) for part in model.modules())
     assert made + heads == sum(layers.count(kind) for kind in ("conv", "depthwise", "dense"))
-
-
-def test_the_tables_of_captured_steps_add_up() -> None:
-    from benchmarks.figures.captured_page import say_profiles, say_trained
-
-    def strings(**more: object) -> dict[str, str]:
-        return {key: str(value) for key, value in row(**more).items()}
-
-    rows = [
-        strings(method="auto", cost=1100, bound=1100, costs="measured", share=0.5),
-        strings(method="auto", cost=1200, bound=1100, costs="roofline", share=0.5),
-        strings(method="ap-sqrt", cost="", bound="", costs="measured", share=0.5),
-    ]
-    assert "| 50 % | 10.00 / 20.00 (≥ 10.00) | – / – |" in say_profiles(rows)
-    ran = {"share": 0.5, "predicted_bytes": 1000, "measured_bytes": 990, "unequal": 0}
-    found = [
-        strings(method="auto", cost=1100, bound=1100, measured=0.15, **ran),
-        strings(method="ap-sqrt", cost=1300, bound="", measured=0.3, **{**ran, "unequal": 2, "measured_bytes": 1001}),
-    ]
-    text = say_trained(found)
-    assert "| 50 % | 10.0 → 15.0 | 30.0 → 30.0 |" in text
-    assert (
-        "exactness.md)): 1 of 2. The peak by the allocator's own events is at\nmost the predicted one: 1 of 2" in text
-    )
-    assert "mean error of 2.2 % (4.3 % at most)" in text
 
 
 @pytest.mark.slow

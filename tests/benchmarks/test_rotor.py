@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.models.stages import PROFILED, TRAINED, densenet, resnet
+from benchmarks.models.stages import densenet, resnet
 from benchmarks.training.rotor import ROWS, Row, draw, measured, read, summary, table
 
 
@@ -46,11 +46,3 @@ def test_the_experiment(tmp_path: Path) -> None:
 
 def test_the_page_has_the_table_of_the_committed_rows() -> None:
     assert table([summary(rows) for rows in read(ROWS)]) in ROWS.with_suffix(".md").read_text()
-
-
-def test_the_networks_of_the_paper_are_all_there() -> None:
-    """Each is trained, narrow; those for large images are profiled in their full width, too."""
-    resnets = {f"resnet{layers}" for layers in (18, 34, 50, 101, 152, 200)}
-    densenets = {f"densenet{layers}" for layers in (121, 161, 169, 201)}
-    assert set(TRAINED) == {*resnets, "resnet1001", *densenets, "inception"}
-    assert set(PROFILED) == {*resnets, *densenets, "inception"}

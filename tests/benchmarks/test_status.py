@@ -54,10 +54,6 @@ def test_every_method_and_engine_says_no_more_than_is_proved(seed: int) -> None:
             check(problem, solve(problem, method=way.method, options=options, time_limit_s=0.7, max_gap=0.001))
 
 
-def test_all_methods_are_among_them() -> None:
-    assert {way.method for problem in drawn(1) for way in ways_for(problem)} == set(METHODS)
-
-
 def test_without_certificates_the_engines_are_named() -> None:
     """Of the caller's own choice a bound is taken on an engine's word; who gave it is said."""
     graph = drawn_graph(random.Random(5))
