@@ -150,6 +150,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
         with_last(Part),
         lambda m: setattr(Part, "forward", lambda self, x: self.inner(x).sigmoid()),
     ),
+    "the __call__ of a class": (
+        with_last(Part),
+        lambda m: setattr(Part, "__call__", lambda self, x: self.forward(x) * 2),
+    ),
     "a tied weight": (Tied, untie),
     "a frozen weight": (layers, lambda m: m[0].weight.requires_grad_(False)),
     "a hook replaced": (hooked, rehook),
@@ -167,6 +171,7 @@ def as_before() -> Any:
     forward = Part.forward
     yield
     Part.forward = forward
+    Part.__dict__.get("__call__") and delattr(Part, "__call__")
     GLOBAL.update(scale=1.0)
     OUTSIDE.copy_(torch.linspace(0.5, 1.5, 16))
     nn.modules.module._global_forward_hooks.clear()
