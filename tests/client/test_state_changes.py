@@ -171,7 +171,8 @@ def as_before() -> Any:
     forward = Part.forward
     yield
     Part.forward = forward
-    Part.__dict__.get("__call__") and delattr(Part, "__call__")
+    if "__call__" in vars(Part):
+        del Part.__call__
     GLOBAL.update(scale=1.0)
     OUTSIDE.copy_(torch.linspace(0.5, 1.5, 16))
     nn.modules.module._global_forward_hooks.clear()
