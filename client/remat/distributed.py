@@ -266,7 +266,7 @@ class RankLater:
             if "error" in told:
                 raise RematError(told["error"])
             return checked(self._problem, Answer.from_json(told["answer"]))
-        except Exception as error:  # the planner's trouble is no reason to stop training
+        except Exception as error:  # noqa: BLE001 – the planner's trouble is no reason to stop training
             log.warning("no better plan came, training goes on by the quick one: %s", error)
             return None
 
@@ -274,7 +274,7 @@ class RankLater:
         assert self._asked is not None
         try:
             return {"answer": self._asked.result().to_json()}
-        except Exception as error:  # the others wait for a word, whatever happens here
+        except Exception as error:  # noqa: BLE001 – the others wait for a word, whatever happens here
             return {"error": _reason(error)}
 
 
@@ -334,7 +334,7 @@ def _word(make: Callable[[], Any]) -> tuple[bytes, Exception | None]:
     """What `make` returns, or why it raised: the others wait for a word, whatever happens here."""
     try:
         return json.dumps({"made": make()}).encode(), None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 – it is returned, and raised once the others know
         return json.dumps({"error": _reason(error)}).encode(), error
 
 

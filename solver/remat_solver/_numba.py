@@ -151,7 +151,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
                 super().save_overload(sig, data)
             except OSError:
                 raise
-            except Exception:  # a damaged index: begun anew
+            except Exception:  # noqa: BLE001 – a damaged index may fail in any way: begun anew
                 self.flush()
                 super().save_overload(sig, data)
 

@@ -164,9 +164,7 @@ def loading() -> threading.Event:
         try:
             compile_apart()
             load_all()
-        except (
-            Exception
-        ):  # nobody waits in vain: the first to use a kernel compiles again, and raises what is the matter
+        except Exception:  # noqa: BLE001 – the first to use a kernel compiles it again, and raises what is wrong
             _log.warning("the solver's kernels could not be compiled ahead of their use", exc_info=True)
         finally:
             _loaded.set()

@@ -34,7 +34,7 @@ class Member:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 – raised where the thread is joined
             self._failure = error
             self._incumbent.close()
 

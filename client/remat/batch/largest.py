@@ -195,6 +195,6 @@ def _nothing(search: BatchSearch, tried: Try) -> Exception:
             plan_or_raise(search.last)
         except NothingFound as error:
             return type(error)(message, search.last)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 – whatever it raises is what the caller raises
             return error
     return torch.OutOfMemoryError(message) if search.last is None else NothingFound(message, search.last)

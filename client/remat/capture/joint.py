@@ -41,7 +41,7 @@ def compiled_joint(stack: contextlib.ExitStack, graph: fx.GraphModule, inputs: S
         found = runs(whole.graph)
         if found:
             return _short(stack, whole, found, inputs)
-    except Exception as error:  # the trace of the whole says what is wrong with the graph itself
+    except Exception as error:  # noqa: BLE001 – the trace of the whole says what is wrong with the graph
         log.info("all blocks are traced one by one, which takes longer and changes no plan: %s", first_line(error))
     try:
         return _exported(stack, graph, inputs)

@@ -253,7 +253,7 @@ class SharedBudget:
                     one = solved(planned.priced, point, 0, planner, self._asking)
                     if one is not None:
                         found.append((planned, one))
-            except Exception as error:  # the planner's trouble is no reason to stop training
+            except Exception as error:  # noqa: BLE001 – the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by greedy ones: %s", error)
             better.set_result(found)
 

@@ -90,7 +90,7 @@ class Coordinator:
         def work() -> Answer | None:
             try:
                 return patiently(ask)
-            except Exception as error:  # the planner's trouble is no reason to stop training
+            except Exception as error:  # noqa: BLE001 – the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
                 return None
 
@@ -143,7 +143,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             found.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 – raised where the result is asked for
             found.set_exception(error)
 
     threading.Thread(target=run, name="remat-planner", daemon=True).start()

@@ -94,7 +94,7 @@ class FallbackPlanner:
                 if options.method != "auto" and (isinstance(error, InvalidData) or error.status in (400, 413, 422)):
                     raise
                 failure = error
-            except Exception as error:  # whatever it is, the training job goes on
+            except Exception as error:  # noqa: BLE001 – whatever it is, the training job goes on
                 failure = error
             else:
                 infeasible = answer.status is Status.INFEASIBLE

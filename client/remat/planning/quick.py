@@ -103,7 +103,7 @@ class Better(Generic[Made]):
             self.over, made, answer = True, None, self.found()
             try:
                 made = None if answer is None else self._make(answer)
-            except Exception as error:  # no reason to stop training
+            except Exception as error:  # noqa: BLE001 – no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
             return made if self._coordinator.least([int(made is not None)]) == [1] else None
         finally:

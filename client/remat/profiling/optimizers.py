@@ -112,7 +112,7 @@ def update_memory(
         found = _on_fakes(optimizer, clip, settings or {})
     try:
         found = found or _on_small(optimizer, clip, settings or {})
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 – an optimizer may raise anything
         log.warning(
             "what a step of %s takes could not be found out (%s: %s): it is counted as the %s of state that it has now",
             type(optimizer).__name__,
@@ -195,7 +195,7 @@ def _on_fakes(optimizer: Optimizer, clip: bool, settings: Mapping[str, Any]) -> 
         if len({_stepped_fakes(optimizer, list(kinds.values()), number, clip, settings) for number in READ_AS}) == 1:
             numbers = READ_AS[:1]
         found = [_stepped_fakes(optimizer, [p for _, p in trained], number, clip, settings) for number in numbers]
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 – an optimizer may raise anything
         log.debug("%s does not step fake tensors: %s", type(optimizer).__name__, error)
         return None
     ended = [update for update in found if update is not None]

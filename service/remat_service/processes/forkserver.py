@@ -122,7 +122,7 @@ def _run_child(control: socket.socket, fd: int, order: dict[str, int], wake: tup
         if not sandbox.confine(folder) and sandbox.landlock():
             raise OSError("the kernel has Landlock and does not let a child be confined by it")
         code = solve_one(fd, folder)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 – a forked child returns to no caller
         with contextlib.suppress(Exception):
             print(f"solver child: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:

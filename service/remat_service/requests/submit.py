@@ -59,7 +59,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         raise Invalid("the plan of start is damaged; solve it anew", "/start")
     try:
         verdict = await context.verifier.verify(net, plan)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 – a plan of a caller may fail in any way
         raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
     async with context.database.write(brief=True) as connection:
         await context.store.put_graph(connection, keys, net)

@@ -75,7 +75,7 @@ async def give_back(context: Context, claimed: Claimed, patience_s: float = 0.0)
                 await context.queue.settle(connection, claimed, {"state": "queued", "worker": None, "ticket": None})
         except LostClaim:
             return
-        except Exception:
+        except Exception:  # noqa: BLE001 – a database may fail in any way, and is tried again
             if context.clock.monotonic() >= until:
                 return
             await asyncio.sleep(_AGAIN_S)

@@ -225,7 +225,7 @@ class Writes:
                     await self._turns(connection, had)
         except _Undone:
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 – each writer that waits is told
             if not began:  # the lock was not to be had in time, and nobody waits as long once more
                 had, self._waiting = list(self._waiting), deque()
             for turn in had:
