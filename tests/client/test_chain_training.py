@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -344,15 +343,3 @@ def test_a_chain_runs_backward_once() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="once"):
         loss.backward()
-
-
-def test_random_chain_plans_train_exactly() -> None:
-    stages, x = convolutions(5), numbers(2, 3, 8, 8)
-    chain, needs_grad = chain_of(stages, x)
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
-    for seed in range(4):
-        plan = segments_plan(5, random.Random(seed).randint(1, 5))
-        fresh = copy.deepcopy(stages)
-        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
-        assert measure.differences(plain[0], found[0]) == []

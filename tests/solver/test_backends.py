@@ -55,13 +55,13 @@ def test_agrees_with_brute_force(engines: dict[str, Engine], name: str) -> None:
     assert min(seen.values()) > 2, "the draw should hold both endings"
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_stops_at_the_deadline_with_what_it_has(name: str) -> None:
+@pytest.mark.parametrize(("name", "seconds"), first(1, [("highs", 2.0), ("cbc", 4.0)]))
+def test_stops_at_the_deadline_with_what_it_has(name: str, seconds: float) -> None:
     program = hard_program()
     with Engine(name) as engine:
         engine.run(random_program(1), deadline=Deadline(60))  # the child has started
         news: list[Improvement] = []
-        outcome = engine.run(program, deadline=Deadline(4), on_improvement=news.append)
+        outcome = engine.run(program, deadline=Deadline(seconds), on_improvement=news.append)
     assert news
     assert outcome.objective >= outcome.bound
     if name == "cbc":  # it writes its solution when it ends, and may be too late
@@ -73,7 +73,7 @@ def test_stops_at_the_deadline_with_what_it_has(name: str) -> None:
     assert any(item.x is not None for item in news)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", first(1, ENGINES))
 def test_stops_when_told(name: str) -> None:
     program = hard_program()
     with Engine(name) as engine:
@@ -81,10 +81,10 @@ def test_stops_when_told(name: str) -> None:
 
         def stopped() -> bool:
             began.append(time.monotonic())
-            return began[-1] - began[0] > 1.5
+            return began[-1] - began[0] > 0.5
 
         outcome = engine.run(program, deadline=Deadline(60), stopped=stopped)
-        assert sum(asked - began[0] > 1.5 for asked in began) == 1  # told once, it asks no more
+        assert sum(asked - began[0] > 0.5 for asked in began) == 1  # told once, it asks no more
         assert outcome.status in ("feasible", "nothing_found")
         small = random_program(1)
         again = engine.run(small, deadline=Deadline(30))
@@ -159,7 +159,7 @@ def test_what_an_engine_refuses_is_a_failure_that_says_so(engines: dict[str, Eng
     assert "option 'random_seed' cannot be -1" in outcome.message
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", first(1, ENGINES))
 def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
     with Engine(name) as engine:
         began: list[float] = []
@@ -167,7 +167,7 @@ def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
         def kill_once() -> bool:
             if not began:
                 began.append(time.monotonic())
-            elif began[0] > 0 and time.monotonic() - began[0] > 1.0:
+            elif began[0] > 0 and time.monotonic() - began[0] > 0.5:
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
                 began[0] = -1.0
@@ -203,7 +203,7 @@ def test_a_run_does_not_wait_for_the_end_of_its_child_and_close_does(monkeypatch
     assert not child.is_running()
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", first(1, ["cbc", "highs"]))
 def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
     script = textwrap.dedent(
         f"""
@@ -266,7 +266,7 @@ def wide_program(columns: int) -> Program:
     return builder.program()
 
 
-@pytest.mark.parametrize("megabytes", [30, 60, 90])
+@pytest.mark.parametrize("megabytes", first(1, [60, 30, 90]))
 def test_memory_limit_is_a_failure_not_a_crash(megabytes: int) -> None:
     program = wide_program(400_000)
     with Engine("highs", memory_bytes=megabytes << 20) as engine:
@@ -275,6 +275,7 @@ def test_memory_limit_is_a_failure_not_a_crash(megabytes: int) -> None:
         assert outcome.out_of_memory
 
 
+@pytest.mark.thorough
 def test_an_engine_that_ran_out_of_memory_serves_on() -> None:
     with Engine("highs", memory_bytes=200 << 20) as engine:
         assert engine.run(wide_program(2_000_000), deadline=Deadline(60)).out_of_memory

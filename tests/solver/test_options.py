@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -207,6 +208,16 @@ def test_every_option_is_looked_at() -> None:
     }
 
 
+@cache
+def watched(method: str, problem: Problem, option: str | None = None) -> Watch | str:
+    """A solve with the defaults, or with another value of one option; or why that is refused."""
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            return Watch(patch).solve(method, problem, {option: EFFECTS[method][option][0]} if option else {})
+        except InvalidData as error:
+            return str(error)
+
+
 QUICK = {"milp-tight", "greedy", "rotor", "pofo", "sequential", "ap-sqrt", "search", "lp-rounding"}
 """Each kind of options by one method whose solves end at once; `make test-thorough` looks at all."""
 
@@ -220,16 +231,11 @@ QUICK = {"milp-tight", "greedy", "rotor", "pofo", "sequential", "ap-sqrt", "sear
         if method in ("milp-tight", "milp-order") or method not in MILPS or option not in MILP
     ],
 )
-def test_every_option_has_an_effect(monkeypatch: pytest.MonkeyPatch, method: str, option: str) -> None:
-    value, seen = EFFECTS[method][option]
+def test_every_option_has_an_effect(method: str, option: str) -> None:
     problem = {"reruns": BROKEN, "loose": LOOSE}.get(option, POSED.get(method, SMALL))
-    found = []
-    for options in ({}, {option: value}):
-        with monkeypatch.context() as patch:
-            try:
-                watch = Watch(patch).solve(method, problem, options)
-            except InvalidData as error:
-                found.append(str(error))
-            else:
-                found.append(seen(watch) if watch.engines or seen is not engines else None)
-    assert found[0] != found[1]
+    _, seen = EFFECTS[method][option]
+    without, with_it = (
+        watch if isinstance(watch, str) else seen(watch) if watch.engines or seen is not engines else None
+        for watch in (watched(method, problem), watched(method, problem, option))
+    )
+    assert without != with_it
