@@ -161,6 +161,7 @@ def test_no_persistent_schedule_is_optimal(n: int) -> None:
     answer = solve(Problem(chain, 8), method="rotor", max_gap=0)
     assert answer.cost_ns == 3 * n - 1 == answer.bound_ns
     assert answer.restricted_to == ("persistent-schedules",)
+    assert answer.message.startswith("No persistent schedule costs less")
     assert best_cost(chain, 8, persistent=False) == 2 * n + 2
 
 

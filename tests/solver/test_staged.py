@@ -20,7 +20,6 @@ from remat_ir import (
     Progress,
     Status,
     budget_at,
-    gap_of,
     plain_peak,
     verify_answer,
 )
@@ -241,14 +240,6 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
                 x = point(view, written.columns, run)
                 assert written.program.violation(x) <= 0
                 assert scale_of(view).cost_ns * written.program.objective(x) <= extra
-
-
-def test_the_method_is_reached_by_its_name() -> None:
-    """Not plan for plan the same each time: engines are stopped by the clock."""
-    graph = Graph.from_json((GRAPHS / "made-gpt12.json").read_text())
-    problem = Problem(graph, budget_at(graph, 0.5))
-    answer = solve(problem, method="staged", time_limit_s=120, certify=False)
-    assert gap_of(answer.cost_ns or 0, answer.bound_ns or 0) <= 0.001
 
 
 def test_an_engine_is_no_option() -> None:
