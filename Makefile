@@ -41,7 +41,8 @@ papers: $(STAMP)  ## the papers' tables and figures again, on two idle cores; st
 	$(BIN)/python -m benchmarks.figures.memory > /dev/null
 	$(BIN)/python -m benchmarks.figures all --minutes $(MINUTES) --since '$(SINCE)'
 
-test: lint test-quick  ## the checks and every test that is quick
+test: $(STAMP)  ## the checks and every test that is quick, side by side
+	@$(MAKE) --no-print-directory -j 2 lint test-quick
 
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)'
