@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+import pytest
 
 from remat_ir import Problem, budget_at, plain_peak
 from service.serving import Service, checked, eventually, hard_graph, training_graph
@@ -29,14 +30,14 @@ def _running(service: Service, solve_id: str) -> bool:
 
 
 def test_identical_posts_are_solved_once(service: Service) -> None:
-    """A hundred at once: one solve, a hundred equal answers under a hundred ids."""
+    """Forty at once: one solve, forty equal answers under forty ids."""
     graph = training_graph(40, cost=333)
     problem = Problem(graph, plain_peak(graph))
     before = service.metric("remat_solve_seconds_count")
     with ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(lambda _: service.post(problem, time_limit_s=10), range(100)))
+        replies = list(pool.map(lambda _: service.post(problem, time_limit_s=10), range(40)))
     assert {status for status, _ in replies} == {200}
-    assert len({data["id"] for _, data in replies}) == 100
+    assert len({data["id"] for _, data in replies}) == 40
     assert len({(data["status"], data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
     assert service.metric("remat_solve_seconds_count") == before + 1
     caches = [data["cache"] for _, data in replies]
@@ -53,13 +54,14 @@ def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> No
     eventually(lambda: _running(service, second["id"]))
     reply = service.http.post(f"/v1/solves/{first['id']}/cancel")
     assert (reply.status_code, reply.json()["status"], reply.json()["limit"]) == (200, "cancelled", "cancel")
-    time.sleep(1.0)
+    time.sleep(0.3)
     assert _running(service, second["id"])
     assert service.http.post(f"/v1/solves/{second['id']}/cancel").json()["status"] == "cancelled"
     eventually(lambda: not _solvers(service))
     assert service.get(second["id"], 0)[0] == 200
 
 
+@pytest.mark.thorough
 def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Service) -> None:
     """2 s and 6 s on one solve: the first has its answer while the other goes on."""
     problem = _long(3)

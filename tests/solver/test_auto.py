@@ -120,6 +120,7 @@ def test_a_thread_that_gives_way_changes_no_other() -> None:
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
+@pytest.mark.thorough
 def test_engines_end_with_a_killed_parent() -> None:
     script = (
         "from benchmarks.graphs.instances import instance\n"
@@ -227,7 +228,7 @@ def test_a_cancelled_solve_of_a_hopeless_budget_looks_for_no_other() -> None:
     assert answer.least_budget_bytes == plain_peak(graph)
 
 
-@pytest.mark.parametrize(("method", "options"), [("greedy", {}), ("milp-forward", {"memory_bytes": 1})])
+@pytest.mark.parametrize(("method", "options"), first(1, [("greedy", {}), ("milp-forward", {"memory_bytes": 1})]))
 def test_a_method_without_a_plan_says_a_budget_that_is_enough_for_the_greedy_one(
     method: str, options: dict[str, object]
 ) -> None:

@@ -97,7 +97,7 @@ def test_segments_share_out_all_ops(seed: int, ops: int, rich: bool) -> None:
     check_partition(little_graph(seed, ops, rich=rich))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", first(3, NETWORKS))
 def test_joining_keeps_repeats(name: str) -> None:
     graph = instance(name)
     check_partition(graph)
@@ -111,7 +111,7 @@ def test_joining_keeps_repeats(name: str) -> None:
     assert len({block.graph for block in of_long}) <= 6
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", first(3, NETWORKS))
 def test_a_plan_costs_what_the_program_says(name: str) -> None:
     graph = instance(name)
     segments = segments_of(graph)
@@ -183,6 +183,7 @@ def test_a_deep_network_has_a_plan_near_the_least_budget() -> None:
     assert answer.plan is not None
 
 
+@pytest.mark.thorough
 def test_the_same_plan_every_time() -> None:
     graph = instance("resnet-8-whole")
     problem = Problem(graph, budget_at(graph, 0.5))

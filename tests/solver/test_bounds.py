@@ -39,6 +39,7 @@ from remat_solver.program import INFINITY, Builder, Program, Term
 from remat_solver.sweep import Curve
 from solver.brute import optimum
 from solver.little import little_graph
+from tiers import first
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 
@@ -57,7 +58,7 @@ def covering(seed: int, columns: int = 40, rows: int = 30) -> Program:
     return builder.program()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_a_partial_start_gives_no_bound(seed: int) -> None:
     """A start of which every second column is known, at 1: no streamed bound is above the optimum of the program."""
     program = covering(seed)
@@ -83,7 +84,7 @@ def mirrored(seed: int, ops: int) -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("seed", "ops", "part", "best"), [(9, 24, 0.6, 12047), (10, 30, 0.5, 18014), (13, 24, 0.4, 22178)]
+    ("seed", "ops", "part", "best"), first(1, [(13, 24, 0.4, 22178), (9, 24, 0.6, 12047), (10, 30, 0.5, 18014)])
 )
 def test_staged_claims_no_more_than_a_plan_costs(seed: int, ops: int, part: float, best: int) -> None:
     """From a greedy plan, whose point in the program is a partial start: its own cost was taken for the bound."""

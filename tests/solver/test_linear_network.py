@@ -253,6 +253,7 @@ def test_networks_of_blocks_are_linear_and_auto_names_their_persistent_optimum(n
     assert answer.cost_ns <= chain.cost_ns
 
 
+@pytest.mark.thorough
 def test_a_deep_linear_network_does_not_wait_for_its_program() -> None:
     """129 stages: the first plan comes from elsewhere, no baseline is named, and the method is still there by name."""
     graph = instance("vgg-120")
