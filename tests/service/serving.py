@@ -128,6 +128,36 @@ class Worker:
         return code
 
 
+_CALLS = """
+import contextlib, io, json, os, sys
+from remat_service.cli import main
+ended = []
+for command, settings in json.load(sys.stdin):
+    os.environ.update(settings)
+    sys.argv, said, printed = ["remat-service", *command], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
+        try:
+            code = main() or 0
+        except SystemExit as error:
+            code = error.code or 0
+    ended.append((code, said.getvalue(), printed.getvalue()))
+    for name in settings:
+        del os.environ[name]
+print(json.dumps(ended))
+"""
+
+
+def commands_ended(folder: Path, calls: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str, str]]:
+    """How commands end, each with settings: exit code, standard error, standard output; in one process for all."""
+    asked = [(command, {f"REMAT_{name.upper()}": value for name, value in given.items()}) for command, given in calls]
+    done = subprocess.run(
+        [sys.executable, "-c", _CALLS], input=json.dumps(asked),
+        cwd=folder, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [(code, said, printed) for code, said, printed in json.loads(done.stdout.splitlines()[-1])]
+
+
 @contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[Service]:
     """A service that is stopped at the end."""

@@ -20,7 +20,7 @@ from remat_service.settings import Settings
 from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
 from service.database import postgres
-from service.serving import serving, training_graph
+from service.serving import commands_ended, serving, training_graph
 
 
 def _settings(**more: Any) -> Settings:
@@ -103,21 +103,20 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
     """Neither a server nor a command goes on with it, in a store from before `seal_keys` too; one sentence says why."""
     _, _, url = answered
     before = _rows(tmp_path)
-    environment = {**os.environ, "REMAT_DATABASE_URL": url, **OTHER}
+    given = {"database_url": url, "seal_key": OTHER["REMAT_SEAL_KEY"]}
+    commands = [
+        ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
+        ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
+    ]  # fmt: skip
     for noted in (True, False):
         if not noted:
             with sqlite3.connect(tmp_path / "service.sqlite") as database:
                 database.execute("DELETE FROM seal_keys")
-        for command in (
-            ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
-            ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
-        ):  # fmt: skip
-            done = subprocess.run(
-                [sys.executable, "-m", "remat_service.cli", *command],
-                env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-            )  # fmt: skip
-            assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), (command, done.stderr)
-            assert "is not the key that this store is sealed with" in done.stderr
+        for command, (code, said, printed) in zip(
+            commands, commands_ended(tmp_path, [(command, given) for command in commands]), strict=True
+        ):
+            assert (code, said.count("\n"), printed) == (2, 1, ""), (command, said)
+            assert "is not the key that this store is sealed with" in said
     assert _rows(tmp_path) == before
 
 

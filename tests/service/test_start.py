@@ -19,7 +19,7 @@ from remat_ir import Problem, plain_peak
 from remat_service.cli import app
 from remat_service.storage.database import Database
 from remat_service.storage.tables import graphs, requests
-from service.serving import eventually, serving, training_graph
+from service.serving import commands_ended, eventually, serving, training_graph
 
 
 def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -30,36 +30,6 @@ def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.Compl
         [sys.executable, "-m", "remat_service.cli", *command, *port],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-
-
-_CALLS = """
-import contextlib, io, json, os, sys
-from remat_service.cli import main
-ended = []
-for command, settings in json.load(sys.stdin):
-    os.environ.update(settings)
-    sys.argv, said, printed = ["remat-service", *command], io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
-        try:
-            code = main() or 0
-        except SystemExit as error:
-            code = error.code or 0
-    ended.append((code, said.getvalue(), printed.getvalue()))
-    for name in settings:
-        del os.environ[name]
-print(json.dumps(ended))
-"""
-
-
-def _ended(tmp_path: Path, calls: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str, str]]:
-    """How commands end, each with settings: exit code, standard error, standard output; in one process for all."""
-    asked = [(command, {f"REMAT_{name.upper()}": value for name, value in given.items()}) for command, given in calls]
-    done = subprocess.run(
-        [sys.executable, "-c", _CALLS], input=json.dumps(asked),
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [(code, said, printed) for code, said, printed in json.loads(done.stdout.splitlines()[-1])]
 
 
 def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
@@ -76,7 +46,7 @@ def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
         (serve, {"database_url": "sqlite:///x.sqlite?timeout=3"}, "no options after a ?"),
         (["worker"], {"database_url": unreachable}, "can't use the database"),
     ]
-    ended = _ended(tmp_path, [(command, settings) for command, settings, _ in wrong])
+    ended = commands_ended(tmp_path, [(command, settings) for command, settings, _ in wrong])
     for (_, settings, expected), (code, said, _) in zip(wrong, ended, strict=True):
         assert (code, said.count("\n")) == (2, 1), (settings, said)
         assert expected in said
@@ -93,7 +63,7 @@ def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     database.close()
     commands = (["serve", "--port", "0"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"])
-    for code, said, printed in _ended(tmp_path, [(command, given) for command in commands]):
+    for code, said, printed in commands_ended(tmp_path, [(command, given) for command in commands]):
         assert (code, said.count("\n"), printed) == (2, 1, ""), said
         assert "the store is at revision 9999, and this version of remat-service" in said
 
