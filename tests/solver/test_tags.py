@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from drawn import examples
 from remat_ir import Graph, InvalidData, InvalidPlan, Problem, Status, graph_of, plain_peak, plan_of, verify
 from remat_ir.restrictions import TAGS, contains
 from remat_ir.tags import is_tagged, tagged_order, tagged_plan, tags_of
@@ -105,7 +106,7 @@ def test_the_search_reaches_the_optimum_of_more_ops(share: float) -> None:
         assert search.cost_ns == exact.cost_ns
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(problems(9))
 def test_the_staged_programs_bound_is_of_all_tags_and_reaches_the_optimum(problem: Problem) -> None:
     """Round by round no bound is above the cheapest set of tags, and the last one is that."""
