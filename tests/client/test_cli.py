@@ -20,7 +20,6 @@ from remat import settings
 from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
 from remat.planning.greedy import greedy_answer
 from remat_ir import Answer, Graph, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
-from tiers import first
 
 
 def chain_graph(layers: int = 8, **more: Any) -> Graph:
@@ -293,7 +292,8 @@ def test_the_commands_are_listed_in_order(remat: Any) -> None:
     assert remat("--version").out.startswith("remat ")
 
 
-@pytest.mark.parametrize("shell", first(1, ["bash", "zsh", "fish"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shell_completion_is_there(shell: str) -> None:
     # which shell it is, is looked up among the processes above: there may be none in a test
     told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}

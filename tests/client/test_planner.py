@@ -40,6 +40,7 @@ from remat_ir import (
 from remat_ir.proof import Leaf, PairProof, StageProof
 from remat_ir.working_set import working_set
 from service.serving import hard_graph
+from tiers import first
 
 QUICK = Timeouts(connect=0.5, read=0.4, write=0.5)
 
@@ -224,7 +225,7 @@ SILENCES: dict[str, tuple[Script, type[ServiceError]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SILENCES)
+@pytest.mark.parametrize("name", first(4, SILENCES))
 def test_a_silence_is_survived_and_strict_raises(name: str, here: Settings, no_solver: None) -> None:
     script, kind = SILENCES[name]
     with lying(script) as server:
