@@ -16,6 +16,7 @@ from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
+from tiers import first
 
 
 def callable_of(case: Case, step: TrainingStep, plan: Plan) -> Callable[..., Any]:
@@ -98,19 +99,17 @@ class WithLoss(nn.Module):
         return self.loss(self.inner(*args, **kwargs))
 
 
-QUICK = (
-    "attention_with_dropout",
+QUICK = ("attention_with_dropout", "buffer_that_is_read_and_overwritten", "outputs_that_alias", "tied_weights")
+THOROUGH = (
     "batch_norm_used_twice",
-    "buffer_that_is_read_and_overwritten",
     "custom_autograd_function",
     "loss_and_unused_output",
-    "outputs_that_alias",
     "random_numbers_of_all_kinds",
-    "tied_weights",
 )
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(CASES.keys() - {*QUICK, *THOROUGH})]
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CASES)])
+@pytest.mark.parametrize("name", [*first(len(QUICK), QUICK + THOROUGH), *SLOW])
 def test_every_plan_trains_exactly(name: str, profiles: DiskProfiles) -> None:
     torch.manual_seed(0)
     case = CASES[name]()

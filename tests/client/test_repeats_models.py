@@ -137,6 +137,7 @@ def test_stacks_that_are_more_than_a_chain(name: str, said: Callable[[], str]) -
     assert bool(said()) == bool(refused.get(name, True))
 
 
+@pytest.mark.thorough
 def test_an_input_that_needs_a_gradient_and_blocks_of_a_frozen_stack() -> None:
     module = Stack().requires_grad_(False)
     assert Both(module, (numbers(2, 6, 16, requires_grad=True),)).same
