@@ -21,6 +21,7 @@ from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
 from service.database import postgres
 from service.serving import commands_ended, serving, training_graph
+from tiers import first
 
 
 def _settings(**more: Any) -> Settings:
@@ -99,7 +100,8 @@ def _rows(folder: Path) -> dict[str, int]:
         return {table: database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 
 
-def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered: Any) -> None:
+@pytest.mark.parametrize("noted", first(1, [True, False]))
+def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered: Any, noted: bool) -> None:
     """Neither a server nor a command goes on with it, in a store from before `seal_keys` too; one sentence says why."""
     _, _, url = answered
     before = _rows(tmp_path)
@@ -108,15 +110,13 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
         ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
         ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
     ]  # fmt: skip
-    for noted in (True, False):
-        if not noted:
-            with sqlite3.connect(tmp_path / "service.sqlite") as database:
-                database.execute("DELETE FROM seal_keys")
-        for command, (code, said, printed) in zip(
-            commands, commands_ended(tmp_path, [(command, given) for command in commands]), strict=True
-        ):
-            assert (code, said.count("\n"), printed) == (2, 1, ""), (command, said)
-            assert "is not the key that this store is sealed with" in said
+    if not noted:
+        with sqlite3.connect(tmp_path / "service.sqlite") as database:
+            database.execute("DELETE FROM seal_keys")
+    ends = commands_ended(tmp_path, [(command, given) for command in commands])
+    for command, (code, said, printed) in zip(commands, ends, strict=True):
+        assert (code, said.count("\n"), printed) == (2, 1, ""), (command, said)
+        assert "is not the key that this store is sealed with" in said
     assert _rows(tmp_path) == before
 
 

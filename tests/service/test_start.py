@@ -79,6 +79,7 @@ def test_one_line_says_what_runs(tmp_path: Path) -> None:
     assert line["version"]
 
 
+@pytest.mark.thorough
 def test_ready_means_writable(tmp_path: Path) -> None:
     """On a full disk, and with the file deleted: not ready, though reads go on; ready again once there is room."""
     with serving(tmp_path, workers=1) as own:
