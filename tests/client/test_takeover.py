@@ -32,8 +32,12 @@ WIDTH = 32
 
 
 @pytest.fixture(autouse=True)
-def settings() -> None:
+def settings() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.compiler.reset()
+    yield
+    torch.set_num_threads(threads)
 
 
 class Mixed(nn.Module):
@@ -233,7 +237,7 @@ CASES = [("optimize", name) for name in (*STATES, *WHOLE) if name != "dispatch m
 CASES += [("backend", name) for name in ("autocast", "function mode", "saved-tensor hooks", "threads")]
 
 
-@pytest.mark.parametrize(("way", "name"), first(3, CASES))
+@pytest.mark.parametrize(("way", "name"), first(6, CASES))
 def test_the_steps_before_and_after_are_equal(way: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     with WHOLE.get(name, contextlib.nullcontext)():
         job = Job(way, STATES.get(name, contextlib.nullcontext), lambda: Mixed(attends=name.startswith("autocast")))

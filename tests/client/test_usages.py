@@ -34,6 +34,7 @@ class Again:
 
 @pytest.fixture(autouse=True)
 def alone() -> None:
+    torch.set_num_threads(1)
     torch._dynamo.reset()
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from drawn import examples
-from remat_ir import Graph, Link, Problem, budget_at, plain_peak
+from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
+from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack
@@ -39,6 +41,16 @@ def test_optimal_answers_a_range_of_budgets(service: Service) -> None:
         assert (again["status"], again["cache"]) == ("optimal", "hit")
         checked(Problem(graph, budget), again)
     assert _post(service, graph, peak - 1)["cache"] == "miss"
+
+
+def test_infeasible_answers_everything_below(service: Service) -> None:
+    """What is proved too little at B is too little below it."""
+    graph = training_graph(10, cost=1013)
+    first = _post(service, graph, 1700)
+    assert (first["status"], first["cache"]) == ("infeasible", "miss")
+    for budget in (1699, 3, 0):
+        again = _post(service, graph, budget)
+        assert (again["status"], again["cache"]) == ("infeasible", "hit")
 
 
 def test_plan_of_a_smaller_budget_pairs_with_a_bound_of_a_larger_one(service: Service) -> None:
@@ -201,6 +213,28 @@ def own(tmp_path: Path) -> Service:
 
 
 @pytest.mark.thorough
+def test_a_flipped_bit_is_a_miss(own: Service) -> None:
+    """Each column of a stored plan damaged in turn: never a wrong plan, always a fresh solve."""
+    graph = training_graph(6, cost=50)
+    problem = Problem(graph, plain_peak(graph))
+    first = _post(own, graph, problem.budget_bytes)
+    path = own.folder / "service.sqlite"
+    for damage in (
+        "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
+        "UPDATE plans SET cost_ns = cost_ns - 1",
+        "UPDATE plans SET peak_bytes = peak_bytes - 1",
+        "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
+    ):
+        with sqlite3.connect(path, timeout=20) as database:
+            assert database.execute(damage).rowcount == 1
+        database.close()
+        again = _post(own, graph, problem.budget_bytes)
+        assert again["cache"] == "miss", damage
+        checked(problem, again)
+        assert own.get(str(first["id"]), 0)[0] in (200, 410)
+
+
+@pytest.mark.thorough
 def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     """A graph whose bytes no longer lead to its key is not solved, nor served."""
     graph = training_graph(7, cost=51)
@@ -213,6 +247,35 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     own.start()
     assert own.get(str(first["id"]), 0)[0] == 410
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
+
+
+@pytest.mark.thorough
+def test_audit_finds_and_mends_damage(own: Service) -> None:
+    """One bit of a plan, one claim, one column, one bit of a graph: each is found, and twice is as good as once."""
+    made = [training_graph(5 + i, cost=61 + i) for i in range(4)]
+    for graph in made:
+        _post(own, graph, plain_peak(graph))
+    with sqlite3.connect(own.folder / "service.sqlite") as database:
+        keys = [key for (key,) in database.execute("SELECT key FROM graphs ORDER BY ops")]
+        for table, column, key in (("plans", "graph_key", keys[0]), ("graphs", "key", keys[3])):
+            ((data,),) = database.execute(f"SELECT data FROM {table} WHERE {column} = ?", (key,)).fetchall()
+            flipped = bytearray(data)
+            flipped[len(data) // 2] ^= 4
+            database.execute(f"UPDATE {table} SET data = ? WHERE {column} = ?", (bytes(flipped), key))
+        database.execute("UPDATE plans SET cost_ns = cost_ns - 1 WHERE graph_key = ?", (keys[1],))
+        database.execute("UPDATE graphs SET total_cost_ns = 1 WHERE key = ?", (keys[2],))
+    database.close()
+    environment = {"REMAT_DATABASE_URL": own.database_url}
+    said = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
+    for line in ("graphs 4", "plans 3", "plans dropped 1", "plans mended 1", "graphs mended 1", "graphs damaged"):
+        assert line in said, said
+    again = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
+    assert "plans 2" in again
+    assert "dropped" not in again
+    assert "plans mended" not in again
+    assert "graphs mended" not in again
+    for graph in made[1:]:
+        assert _post(own, graph, plain_peak(graph) + 1)["cache"] == "hit"
 
 
 @pytest.mark.thorough
@@ -252,3 +315,13 @@ def test_eviction_by_bytes_keeps_what_is_pinned(tmp_path: Path) -> None:
         assert own.get(str(evicted["id"]), 0)[0] == 410
         assert _post(own, kept, plain_peak(kept))["cache"] == "hit"
         assert own.metric("remat_store_evicted_total") >= 1
+
+
+def test_answers_are_what_the_judge_says(service: Service) -> None:
+    """A plan served across budgets claims exactly the cost and peak that a replay finds."""
+    graph = training_graph(17, cost=1049)
+    data = _post(service, graph, plain_peak(graph) + 77)
+    plan = Plan.from_json(data["plan"])
+    verdict = verify(Problem(graph, plain_peak(graph)), plan)
+    assert (verdict.cost_ns, verdict.peak_bytes) == (data["cost_ns"], data["peak_bytes"])
+    assert plan_of(graph, plan.computes).computes == plan.computes

@@ -117,7 +117,6 @@ def test_that_no_plan_fits_is_certified(own: Service) -> None:
     for asked, budget, cache in (
         (graph, 1700, "miss"),
         (graph, 1650, "hit"),
-        (graph, 0, "hit"),
         (replace(graph, op_cost_ns=tuple(c + 1 for c in graph.op_cost_ns)), 1650, "near"),
         (replace(graph, fixed_bytes=5000), 4000, "hit"),
     ):
@@ -253,9 +252,6 @@ EDITS: dict[str, Edit] = {
     "seals taken off": "UPDATE bounds SET seal = NULL; UPDATE floors SET seal = NULL; UPDATE efforts SET seal = NULL",
     "solves told better": "UPDATE solves SET cost_ns = 1, bound_ns = 1",
     "plans cheaper": "UPDATE plans SET cost_ns = cost_ns - 1",
-    "plans with another peak": "UPDATE plans SET peak_bytes = peak_bytes - 1",
-    "plans with another byte": "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
-    "plans cut": "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
     "structure of another": "UPDATE graphs SET structure_key = 'x', total_cost_ns = 1",
 }  # fmt: skip
 
@@ -299,9 +295,6 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
     ("edit", "said"),
     [
         ("certificates said to prove more", "certificates mended"),
-        ("plans with another byte", "plans dropped"),
-        ("plans cheaper", "plans mended"),
-        ("structure of another", "graphs mended"),
         ("certificates forged", "certificates"),
         ("certificates cut", "certificates dropped"),
         ("certificates of a larger budget", "certificates dropped"),
