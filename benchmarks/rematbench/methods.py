@@ -17,7 +17,7 @@ from benchmarks.rematbench.intervals import moccasin
 from benchmarks.rematbench.peers import dtr, knapsack
 from benchmarks.rematbench.poet import poet
 from benchmarks.rematbench.unanswered import Unanswered
-from remat_ir import Chain, InvalidData, Plan, Problem, Progress, verify
+from remat_ir import Chain, InvalidData, Plan, Problem, Progress, problem_digest, verify
 from remat_ir.chain_plan import ChainPlan, lifted_plan
 from remat_ir.errors import InvalidPlan
 from remat_ir.proof import InvalidProof, prove
@@ -106,6 +106,8 @@ def ours(method: str, *, chains: bool = False) -> Callable[[Question, float], Fo
             assert isinstance(problem.subject, Chain)
             plan = lifted_plan(problem.subject, plan)
         proof = answer.proof if problem is question.problem or problem.kind == "graph" else None
+        if proof is not None and answer.restricted_to and proof.digest != problem_digest(problem):
+            proof = None  # of the plans of that space alone
         claimed = answer.claimed_bound_ns if not answer.restricted_to else None
         return Found(plan, "" if plan is not None else answer.message, proof, claimed, tuple(seen))
 

@@ -125,7 +125,8 @@ class Answer:
         least_budget_bound_bytes: a budget proved necessary.
         message: one sentence for a person.
         proof: the certificate of `bound_ns`, or, of an infeasible problem, that no plan fits into one byte less than
-            `least_budget_bound_bytes`; None where each op once is all that is certified. See `verify_answer`.
+            `least_budget_bound_bytes`; None where each op once is all that is certified. Within `tags` it may be of the
+            graph that `remat_ir.tags.confined` gives. See `verify_answer`.
         claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who; without a plan and such
             a bound, who claims that no plan fits.
         chain_cost_ns: the cost of the best persistent chain schedule found (RR-9302), where `auto` has planned a graph

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from .answer import Answer, Status
 from .digest import problem_digest
 from .errors import InvalidPlan
+from .graph import Graph
 from .problem import Problem
 from .proof import InvalidProof, Proof, carried, certain_need, certifiable, prove
-from .restrictions import gap_sentence
+from .restrictions import TAGS, contains, gap_sentence
+from .tags import confined
 from .verify import verify
 
 
@@ -23,6 +25,7 @@ class AnswerVerdict(NamedTuple):
         bound_ns: certified for every plan of the whole space; that of each op once, where there is no certificate.
         infeasible: whether it is certified that no plan fits.
         least_budget_bytes: certified to be necessary: what a single op needs, or more by a certificate.
+        restricted_ns: certified for every plan of the space that the answer names, by a certificate of that space.
     """
 
     cost_ns: int | None
@@ -30,6 +33,12 @@ class AnswerVerdict(NamedTuple):
     bound_ns: int
     infeasible: bool
     least_budget_bytes: int
+    restricted_ns: int | None = None
+
+    @property
+    def proved_ns(self) -> int:
+        """The greatest bound that is certified of the space that the answer names."""
+        return max(self.bound_ns, self.restricted_ns or 0)
 
 
 class Certificate(NamedTuple):
@@ -60,8 +69,8 @@ def certificate_for(problem: Problem, proof: Proof) -> Certificate:
 def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
     """Replay the plan of an answer and check its certificate, on the problem that it answers.
 
-    What the answer says beyond the verdict, it claims: a greater bound, a bound within a restricted space, that no plan
-    fits, that a greater budget is necessary.
+    What the answer says beyond the verdict, it claims: a greater bound, that no plan fits, that a greater budget is
+    necessary. Of restricted spaces `tags` alone has certificates: of the graph to which tags confine a plan.
 
     Raises:
         InvalidPlan: the plan breaks a rule, or the answer says another cost or peak than it has, or a bound above it.
@@ -71,7 +80,7 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
     >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
     >>> problem = Problem(graph, 15)
     >>> verify_answer(problem, Answer.of_plan(problem, plain_plan(graph), method="greedy"))
-    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False, least_budget_bytes=15)
+    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False, least_budget_bytes=15, restricted_ns=None)
     """
     cost = peak = None
     if answer.plan is not None:
@@ -80,27 +89,43 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
             if bound is not None and bound > cost:
                 raise InvalidPlan(f"the {name} of {bound} ns is above the cost of the plan, {cost} ns")
     bound, least = problem.subject.total_cost_ns, certain_need(problem.subject)
-    if answer.proof is not None:
+    inside, restricted = _by_tags(problem, answer), None
+    if answer.proof is not None and inside is not None:
+        restricted = prove(inside, answer.proof).bound_ns
+    elif answer.proof is not None:
         budget, proved = _proved(problem, answer, answer.proof)
         if proved is None:
             least = max(least, budget + 1)
         else:
             bound = proved
-    if cost is not None and peak is not None and (least > peak or bound > cost):
+    by_tags = restricted is not None and answer.plan is not None and contains(problem.subject, answer.plan, (TAGS,))
+    greatest = max(bound, restricted or 0) if by_tags else bound
+    if cost is not None and peak is not None and (least > peak or greatest > cost):
         raise InvalidProof("the certificate contradicts the plan: one of the two checks is wrong")
-    return AnswerVerdict(cost, peak, bound, least > problem.budget_bytes, least)
+    return AnswerVerdict(cost, peak, bound, least > problem.budget_bytes, least, restricted)
+
+
+def _by_tags(problem: Problem, answer: Answer) -> Problem | None:
+    """The problem that an answer's certificate is about where that is of the space `tags`; else None."""
+    subject = problem.subject
+    if answer.proof is None or answer.restricted_to != (TAGS,) or not isinstance(subject, Graph):
+        return None
+    if subject.backward_from is None or answer.proof.digest == problem_digest(problem):
+        return None
+    inside = replace(problem, subject=confined(subject))
+    return inside if answer.proof.digest == problem_digest(inside) else None
 
 
 def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answer:
     """An answer that says as proved what is, and as claimed what else it said of its own problem.
 
-    Bounds of joins and of chains with a link, and those within restricted spaces, have no certificates: they stay where
-    they are, and `claimed_by` names who says them.
+    Bounds of joins, of chains with a link, and within restricted spaces but `tags` have no certificates: they stay
+    where they are, and `claimed_by` names who says them.
     """
     answer = certified_need(answer, verdict)
     said_by = answer.claimed_by or answer.method
     bound = answer.bound_ns
-    if answer.status is Status.INFEASIBLE or bound is None or bound <= verdict.bound_ns:
+    if answer.status is Status.INFEASIBLE or bound is None or bound <= verdict.proved_ns:
         return answer
     claimed = max(bound, answer.claimed_bound_ns or 0)
     if answer.restricted_to or not certifiable(problem.subject):

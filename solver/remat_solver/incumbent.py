@@ -398,7 +398,9 @@ class Incumbent:
         if not self.certifies and self.known.proof is not None and not answer.restricted_to:
             return answer
         if answer.restricted_to or not self.certifies:
-            if answer.bound_ns is None or answer.bound_ns <= self.problem.subject.total_cost_ns:
+            inside = self.known.inside
+            proved = 0 if inside is None or inside[0].within != answer.restricted_to else inside[0].ns
+            if answer.bound_ns is None or answer.bound_ns <= max(proved, self.problem.subject.total_cost_ns):
                 return answer
             said_by = self._sources.get(answer.restricted_to, answer.method)
             return replace(answer, claimed_bound_ns=answer.bound_ns, claimed_by=said_by)

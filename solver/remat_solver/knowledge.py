@@ -110,6 +110,7 @@ class Known:
         infeasible: whether it is proved that no plan of the whole space fits.
         proof: the certificate of the whole space's bound, or that no plan fits; None where there is none.
         least_proof: the certificate that no plan fits one byte less than `least_bytes`, where there is one.
+        inside: a bound of a restricted space that has a certificate, and that; it may be below the space's in `bounds`.
     """
 
     problem: Problem
@@ -121,6 +122,7 @@ class Known:
     infeasible: bool = False
     proof: Proof | None = None
     least_proof: Proof | None = None
+    inside: tuple[Bound, Proof] | None = None
 
     @property
     def cost_ns(self) -> int | None:
@@ -145,11 +147,13 @@ class Known:
         return replace(known, verdict=verdict, plan=plan)
 
     def with_bound(self, bound: Bound, proof: Proof | None = None) -> Known:
-        """Also a bound, which counts in its own space only; `proof` is its certificate, if it is the whole space's."""
+        """Also a bound, which counts in its own space only; `proof` is its certificate."""
         if bound.ns <= self.within(bound.within):
             return self
         bounds = tuple(sorted((*self._but(bound.within), bound), key=lambda each: each.within))
-        return replace(self, bounds=bounds, proof=self.proof if bound.within else proof)
+        if not bound.within:
+            return replace(self, bounds=bounds, proof=proof)
+        return replace(self, bounds=bounds, inside=self.inside if proof is None else (bound, proof))
 
     def with_bound_instead(self, bound: Bound, proof: Proof | None) -> Known:
         """With a bound in the place of its space's, whether or not it is greater."""
@@ -157,7 +161,8 @@ class Known:
 
     def without_bound(self, space: Within) -> Known:
         """Without what was proved in a space: it has turned out to be wrong."""
-        return replace(self, bounds=self._but(space), proof=self.proof if space else None)
+        inside = None if self.inside is not None and self.inside[0].within == space else self.inside
+        return replace(self, bounds=self._but(space), proof=self.proof if space else None, inside=inside)
 
     def _but(self, space: Within) -> tuple[Bound, ...]:
         return tuple(bound for bound in self.bounds if bound.within != space)
@@ -234,6 +239,9 @@ class Known:
         status, limit = self.status(max_gap, ending)
         bound = self.bound(max_gap, ending.searched)
         cost, peak = (None, None) if self.verdict is None or self.infeasible else self.verdict
+        proof = self.least_proof if self.proof is None and cost is None else self.proof
+        if bound.within and not self.infeasible and self.inside is not None and self.inside[0].within == bound.within:
+            proof = self.inside[1]
         answer = Answer(
             status=status,
             method=method,
@@ -245,7 +253,7 @@ class Known:
             least_budget_bound_bytes=self.least_bytes,
             digest=problem_digest(self.problem) if digest is None else digest,
             plan=self.plan,
-            proof=self.least_proof if self.proof is None and cost is None else self.proof,
+            proof=proof,
         ).priced(self.problem.subject.total_cost_ns, cost, None if self.infeasible else bound.ns, peak)
         said = ending.reason if cost is None and ending.reason else sentence(answer)
         return replace(answer, message=" ".join([said, *notes]))

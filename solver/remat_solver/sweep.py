@@ -134,7 +134,9 @@ class Curve(Knowledge):
         """An answer with all that its neighbours add to it."""
         known = self.at(answer.budget_bytes)
         if answer.bound_ns is not None and answer.plan is not None:
-            known = known.with_bound(Bound(answer.bound_ns, answer.restricted_to), answer.proof)
+            whole = answer.proof is None or answer.proof.digest == answer.digest
+            proof = None if answer.restricted_to and whole else answer.proof
+            known = known.with_bound(Bound(answer.bound_ns, answer.restricted_to), proof)
         reason = answer.message if known.infeasible == (answer.status is Status.INFEASIBLE) else ""
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
         full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)

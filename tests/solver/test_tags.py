@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -9,14 +12,30 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import examples
-from remat_ir import Graph, InvalidData, InvalidPlan, Problem, Status, graph_of, plain_peak, plan_of, verify
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    Status,
+    certified,
+    graph_of,
+    plain_peak,
+    plan_of,
+    verify,
+    verify_answer,
+)
+from remat_ir.proof import InvalidProof, StageProof, prove
 from remat_ir.restrictions import TAGS, contains
-from remat_ir.tags import is_tagged, tagged_order, tagged_plan, tags_of
+from remat_ir.tags import confined, is_tagged, tagged_order, tagged_plan, tags_of
+from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends.engine import Engine
 from remat_solver.tags import TagProgram, TagSearch
 from solver.brute import optimum
 from solver.little import little_graph, problems
+from solver.test_proof_mutants import mutant
 
 
 def _subsets(ops: range) -> list[tuple[int, ...]]:
@@ -147,3 +166,110 @@ def test_a_graph_without_a_backward_pass_is_refused_by_a_sentence() -> None:
     answer = solve(Problem(graph_of([1, 1], [1, 1], [[], [0]]), 2), method="tags")
     assert answer.plan is None
     assert "the graph marks none" in answer.message
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 9), st.booleans())
+def test_the_confined_graph_has_every_plan_by_tags(seed: int, ops: int, rich: bool) -> None:
+    """The same ops after the new one, at the same cost and peak."""
+    graph = little_graph(seed, ops, rich=rich)
+    assume(graph.backward_from is not None)
+    assert graph.backward_from is not None
+    inside = confined(graph)
+    for again in _subsets(range(graph.backward_from)):
+        verdict = _verdict(graph, again)
+        if verdict is not None:
+            order = (0, *(op + 1 for op in tagged_order(graph, again)))
+            assert verify(Problem(inside, 2**52), plan_of(inside, order)) == verdict, again
+
+
+def test_tags_confine_a_plan_to_less_than_a_free_one_may_do() -> None:
+    """A value that a free plan computes again twice stays there by tags: that bound is the greater one."""
+    apart = 0
+    for seed in range(40):
+        graph = little_graph(seed, 8, rich=False)
+        budget = (working_set(graph).least_bytes + plain_peak(graph)) // 2
+        free = optimum(Problem(graph, budget)).cost_ns
+        within = optimum(Problem(confined(graph), budget)).cost_ns
+        assert within is None or (free is not None and within >= free)
+        apart += within != free
+    assert apart
+
+
+def _certified(seed: int, ops: int) -> tuple[Problem, Answer, int] | None:
+    """A problem whose answer has a certificate of the space, and the least cost of tags; None where it has none."""
+    graph = little_graph(seed, ops, rich=False)
+    problem = Problem(graph, int(0.6 * plain_peak(graph)))
+    search = TagSearch(graph, problem.budget_bytes)
+    if not search.try_all() or search.cost_ns is None:
+        return None
+    inside = Problem(confined(graph), problem.budget_bytes)
+    proved = solve(inside, method="staged", time_limit_s=10, max_gap=0.0)
+    plan = search.plan()
+    if proved.proof is None or proved.bound_ns is None or plan is None:
+        return None
+    answer = Answer.of_plan(problem, plan, method="tags", bound_ns=proved.bound_ns)
+    return problem, replace(answer, restricted_to=(TAGS,), proof=proved.proof), search.cost_ns
+
+
+@pytest.mark.thorough
+def test_the_checker_confirms_a_bound_of_the_space_from_the_certificate_alone() -> None:
+    """On another machine there is the answer's text alone; of the whole space it proves nothing."""
+    checked = reached = 0
+    for seed in range(8):
+        found = _certified(seed, 20)
+        if found is None:
+            continue
+        problem, answer, least = found
+        verdict = verify_answer(problem, Answer.from_json(json.loads(json.dumps(answer.to_json()))))
+        assert verdict.restricted_ns == answer.bound_ns
+        assert verdict.bound_ns == problem.graph.total_cost_ns
+        assert verdict.restricted_ns is not None
+        assert verdict.restricted_ns <= least
+        assert certified(problem, answer, verdict).claimed_by is None
+        reached += verdict.restricted_ns == least
+        checked += 1
+        assert answer.proof is not None
+        with pytest.raises(InvalidProof, match="another problem"):
+            prove(problem, answer.proof)
+        with pytest.raises(InvalidProof):
+            verify_answer(problem, replace(answer, restricted_to=()))
+        with pytest.raises(InvalidProof):  # of more memory it would prove too much
+            verify_answer(replace(problem, budget_bytes=problem.budget_bytes + 1), answer)
+    assert checked > 2
+    assert reached
+
+
+@pytest.mark.thorough
+def test_no_mutant_of_a_certificate_of_the_space_proves_too_much() -> None:
+    accepted, previous = 0, None
+    for seed in range(8):
+        found = _certified(seed, 16)
+        if found is None or not isinstance(found[1].proof, StageProof):
+            continue
+        problem, answer, least = found
+        inside, rng = Problem(confined(problem.graph), problem.budget_bytes), random.Random(seed)
+        assert isinstance(answer.proof, StageProof)
+        for _ in range(40):
+            changed = mutant(answer.proof, previous or answer.proof, rng)
+            try:
+                bound = prove(inside, changed).bound_ns
+            except InvalidProof:
+                continue
+            accepted += 1
+            assert bound is not None
+            assert bound <= least
+        previous = answer.proof
+    assert accepted > 20
+
+
+def test_an_answer_by_tags_brings_the_certificate_of_its_space() -> None:
+    """Where the bound of the space is above the free one: the answer says the space, and the checker agrees."""
+    graph = little_graph(3, 60, rich=False)
+    problem = Problem(graph, int(0.75 * plain_peak(graph)))
+    answer = solve(problem, method="tags", options={"free": False}, time_limit_s=6, max_gap=0.0)
+    assert answer.restricted_to == (TAGS,)
+    assert answer.proof is not None
+    verdict = verify_answer(problem, answer)
+    assert verdict.restricted_ns is not None
+    assert problem.graph.total_cost_ns < verdict.restricted_ns <= (answer.cost_ns or 0)

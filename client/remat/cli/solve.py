@@ -190,7 +190,8 @@ def verify_plan(
             return BAD_INPUT
         raise InvalidData(f"{plan_file}: {error}") from None
     overhead = overhead_of(verdict.cost_ns, subject.total_cost_ns)
-    proved = None if answer is None or answer.proof is None else _certificate(problem, answer, plan_file).bound_ns
+    certificate = None if answer is None or answer.proof is None else _certificate(problem, answer, plan_file)
+    proved = None if certificate is None else certificate.proved_ns
     if as_json:
         said = {"valid": True, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
         said |= {} if proved is None else {"certified_bound_ns": proved}
@@ -202,7 +203,8 @@ def verify_plan(
     print(text + ("" if again is None else f", {counted(again, 'recomputation')}"))
     if proved is not None:
         gap = percent(gap_of(verdict.cost_ns, proved))
-        print(f"certified: no plan costs less than {duration(proved)}; this one is within {gap} of the best")
+        within = "" if certificate is None or certificate.restricted_ns is None else " within tags"
+        print(f"certified{within}: no plan costs less than {duration(proved)}; this one is within {gap} of the best")
     return 0
 
 

@@ -61,7 +61,7 @@ def checked(problem: Problem, answer: object) -> Answer:
     if answer.status is Status.OPTIMAL and bound != verdict.cost_ns:
         raise InvalidResponse(f"the answer says optimal, but its bound is {bound} ns and its cost {verdict.cost_ns} ns")
     priced = answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)
-    if bound > proved.bound_ns and answer.claimed_by is None:
+    if bound > proved.proved_ns and answer.claimed_by is None:
         priced = replace(priced, claimed_by=UNNAMED)
     return replace(certified(problem, priced, proved), digest=problem_digest(problem))
 

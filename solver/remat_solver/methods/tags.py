@@ -1,6 +1,7 @@
 """The plans that torch carries out by itself, as a method: tags that say what is saved, and how far they are from free.
 
 The free problem is solved first: its plan is where the search over tags starts, and its bound holds for tags too.
+Greater bounds of the space come from a graph that has all plans by tags, with a certificate, and from a program.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from remat_ir import Plan, Problem, plain_plan
+from remat_ir import Plan, Problem, plain_plan, plan_of
 from remat_ir.greedy import greedy_plans
 from remat_ir.restrictions import TAGS
-from remat_ir.tags import tags_of
+from remat_ir.tags import confined, is_tagged, tags_of
 
 from ..incumbent import Incumbent
+from ..staged.prove import Proof
 from ..tags import TagSearch, prove
 from .auto import AutoOptions, run_auto
 
-_FREE_SHARE, _SEARCH_SHARE = 0.4, 0.4
-"""The share of the time for the free problem, and what the search may take of the rest; the staged program has what is
-left."""
+_FREE_SHARE, _SEARCH_SHARE, _CERTIFY_SHARE = 0.4, 0.4, 0.5
+"""The share of the time for the free problem, and what the search may take of the rest, and a certificate of what then
+remains; the staged program has what is left."""
 _GREEDY_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 """Budgets, as shares of the one asked for, of the greedy plans that the search starts from too."""
+_NOTHING = "No choice of what is saved fits the budget as torch runs it."
 _MOVES, _CYCLES = 1 << 15, 24
 """Moves of the first cycle from a start, and cycles without a cheaper plan after which the search ends."""
 
@@ -54,14 +57,15 @@ def run_tags(incumbent: Incumbent, options: TagOptions) -> None:
     if search.try_all():
         _deliver(incumbent, search)
         if search.cost_ns is None:
-            incumbent.nothing_within((TAGS,), "No choice of what is saved fits the budget as torch runs it.")
+            incumbent.nothing_within((TAGS,), _NOTHING)
         else:
             incumbent.raise_bound(search.cost_ns, "tags", (TAGS,))
     else:
         share = incumbent.deadline.within(_SEARCH_SHARE * incumbent.deadline.remaining())
         _search(incumbent, search, free, lambda: incumbent.stopped() or share.passed())
-        prove(incumbent, search, (TAGS,), incumbent.stopped)
-        if incumbent.cost_ns is None and not incumbent.infeasible:
+        _certify(incumbent)
+        prove(incumbent, search, (TAGS,), lambda: incumbent.exhausted or incumbent.stopped())
+        if incumbent.cost_ns is None and not (incumbent.infeasible or incumbent.exhausted):
             incumbent.ends_without_plan("No choice of what is saved was found that fits the budget as torch runs it.")
     _note(incumbent, free)
 
@@ -117,6 +121,29 @@ def _search(incumbent: Incumbent, search: TagSearch, free: Incumbent | None, sto
         _deliver(incumbent, search)
         idle = 0 if search.cost_ns != before else idle + 1
         number += 1
+
+
+def _certify(incumbent: Incumbent) -> None:
+    """Bound the space with a certificate: by what holds for all plans of a graph that has those by tags among them."""
+    problem = incumbent.problem
+    if not incumbent.certifies or incumbent.stopped():
+        return
+    inside = Incumbent(
+        Problem(confined(problem.graph), problem.budget_bytes),
+        incumbent.deadline.within(_CERTIFY_SHARE * incumbent.deadline.remaining()),
+        incumbent.max_gap,
+        cancelled=incumbent.interrupted,
+        certify=True,
+        dropped=incumbent.dropped,
+    )
+    plan = incumbent.plan
+    if isinstance(plan, Plan) and is_tagged(problem.graph, plan):
+        inside.offer(plan_of(inside.problem.graph, (0, *(op + 1 for op in plan.computes))), "tags")
+    Proof(inside).run()
+    if inside.infeasible:
+        incumbent.nothing_within((TAGS,), _NOTHING)
+    elif inside.known.proof is not None and inside.bound_ns > incumbent.bound_ns:
+        incumbent.raise_bound(inside.bound_ns, "tags", (TAGS,), inside.known.proof)
 
 
 def _deliver(incumbent: Incumbent, search: TagSearch) -> None:
