@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torch._functorch.config as functorch
-from benchmarks.upstream import issue_149258, issue_190758, issue_193193, issue_197871
+from benchmarks.upstream import issue_149258, issue_190758, issue_193193, issue_197838, issue_197871
 from benchmarks.upstream.common import NEEDS_CUDA, Step, WithLoss, error, step
+from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 
@@ -55,26 +58,46 @@ def test_the_knapsack_keeps_to_its_budget_and_stays_optimal(tmp_path: Path, monk
         assert sorted([*saved, *again]) == list(range(len(weights)))
 
 
-def _under_budget(budget: float, partitioners: ModuleType) -> tuple[Step, Step]:
-    """A plain step, and one under a budget by a partitioner."""
-    module, x = issue_190758.model(), torch.linspace(-1, 1, 64 * 128).reshape(64, 128)
+def _under_budget(
+    model: nn.Module, x: torch.Tensor, budget: float, partitioners: ModuleType, solver: str = "dp"
+) -> Step:
+    """A step under a budget by a partitioner, with torch's kernels."""
     torch._dynamo.reset()
     backend = aot_autograd(
         fw_compiler=boxed_nop,
         bw_compiler=boxed_nop,
         partition_fn=partitioners.min_cut_rematerialization_partition,
     )
-    with functorch.patch(activation_memory_budget=budget, enable_autograd_cache=False):
-        return step(module, None, x), step(module, torch.compile(WithLoss(module), backend=backend, dynamic=False), x)
+    more: dict[str, Any] = {"activation_memory_budget": budget, "activation_memory_budget_solver": solver}
+    with functorch.patch(enable_autograd_cache=False, **more):
+        return step(model, torch.compile(WithLoss(model), backend=backend, dynamic=False), x)
 
 
 def test_random_operators_are_saved_under_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._functorch.partitioners as installed
 
-    module = _patched("random.patch", "torch._functorch.partitioners", tmp_path, monkeypatch)
+    patched = _patched("random.patch", "torch._functorch.partitioners", tmp_path, monkeypatch)
+    module, x = issue_190758.model(), torch.linspace(-1, 1, 64 * 128).reshape(64, 128)
+    plain = step(module, None, x)
     for budget in (0.0, 0.4):
-        assert error(*_under_budget(budget, installed)) > 1e-2
-        assert error(*_under_budget(budget, module)) < 1e-5
+        assert error(plain, _under_budget(module, x, budget, installed)) > 1e-2
+        assert error(plain, _under_budget(module, x, budget, patched)) < 1e-5
+
+
+@pytest.mark.thorough
+def test_the_peak_falls_with_the_budget_by_a_solver_that_looks_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's own solver bounds what is saved: between some of these budgets the measured peak rises."""
+    import torch._functorch.partitioners as installed
+
+    patched = _patched("peak.patch", "torch._functorch.partitioners", tmp_path, monkeypatch)
+    module, x = issue_197838.model(2), torch.linspace(-1, 1, 4 * 64 * 128).reshape(4, 64, 128)
+    budgets = (0.9, 0.7, 0.5, 0.3, 0.1)
+    theirs = [_under_budget(module, x, budget, installed).peak_bytes for budget in budgets]
+    assert any(b > a for a, b in pairwise(theirs)), theirs
+    ours = [_under_budget(module, x, budget, patched, "dp_peak") for budget in budgets]
+    assert all(b.peak_bytes <= a.peak_bytes for a, b in pairwise(ours)), [each.peak_bytes for each in ours]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they run")
