@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from functorch.compile import nop
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import aot_eager
 
 import remat
 from client.small_models import CASES, Case, numbers
@@ -236,6 +238,28 @@ def test_the_peak_is_the_predicted_one() -> None:
     (made,) = plans_of(module).plans
     assert peak() == pytest.approx(made.activation_bytes, rel=0.01)
     assert made.activation_bytes < 0.5 * plain
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["batch_norm_and_dropout", "mlp_with_dropout", "tied_weights"])
+def test_torch_carries_out_a_plan_by_tags(name: str) -> None:
+    """Its own partition of the tagged graph: the step is that of stock, and the peak of the partition is the plan's."""
+    from remat.tags.passes import TagPass
+
+    torch.manual_seed(0)
+    case = CASES[name]()
+    plain = case._replace(module=copy.deepcopy(case.module))
+    tags = TagPass("85%", planner="greedy")
+
+    def backend(module: Any, inputs: Any) -> Any:
+        with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
+            return aot_eager(module, inputs)
+
+    call = torch.compile(case.module, backend=backend, dynamic=False)
+    assert measure.differences(outcome(plain, stock(plain.module)), outcome(case, call)) == []
+    assert tags.tagged
+    assert tags.tagged[0].again
+    assert tags.peaks == [found.peak_bytes for found in tags.tagged]
 
 
 def _rank(rank: int, address: str, found: Any) -> None:

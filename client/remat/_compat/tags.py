@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ def as_joint(module: fx.GraphModule) -> tuple[int, frozenset[str]]:
         ValueError: it is no such step; the message is a clause.
     """
     nodes = list(module.graph.nodes)
-    backward = {n for n in nodes if n.meta.get("autograd_backward")}
+    backward = set(filter(is_backward, nodes))
     found: Any = module.graph.output_node().args[0]
     results = found if isinstance(found, (list, tuple)) else ()
     outputs = next((i for i, n in enumerate(results) if n in backward), len(results))
@@ -122,10 +122,10 @@ def as_joint(module: fx.GraphModule) -> tuple[int, frozenset[str]]:
     head = [i for i, n in enumerate(nodes) if _module(n).startswith(_NOT_AGAIN)]
     last = max(head, default=-1)
     begin = next(i for i, n in enumerate(nodes) if n in backward)
-    if any(n not in begins for n in _ancestors(results[:outputs]) & set(nodes[begin:])):
+    if any(n not in begins for n in _reached(results[:outputs]) & set(nodes[begin:])):
         raise ValueError("a backward pass in parts, between which the forward pass goes on")
-    read = {source for n in nodes[: last + 1] if n in backward for source in _views_of(n)}
-    kept = {nodes[i] for i in head} | {n for n in read if n not in backward}
+    early = (source for n in nodes[: last + 1] if n in backward for source in n.all_input_nodes)
+    kept = {nodes[i] for i in head} | _reached(early, _is_view) - backward
     kept |= {n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())}
     after = next(n for n in nodes if n.op != "placeholder")
     for number, node in enumerate(begins):
@@ -143,27 +143,20 @@ def _module(node: fx.Node) -> str:
     return str(node.meta.get("custom", {}).get("module_fqn", ""))
 
 
-def _views_of(node: fx.Node) -> set[fx.Node]:
-    """What a node reads, with what its views are views of."""
-    found: set[fx.Node] = set()
-    stack = list(node.all_input_nodes)
-    while stack:
-        source = stack.pop()
-        found.add(source)
-        if source.target is operator.getitem or getattr(source.target, "is_view", False):
-            stack.extend(source.all_input_nodes)
-    return found
-
-
-def _ancestors(roots: Sequence[Any]) -> set[fx.Node]:
+def _reached(roots: Iterable[Any], through: Callable[[fx.Node], bool] = lambda node: True) -> set[fx.Node]:
+    """Nodes among the roots, and all that those read for which `through` holds, and so on."""
     found: set[fx.Node] = set()
     stack = [n for n in roots if isinstance(n, fx.Node)]
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(node.all_input_nodes if through(node) else ())
     return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target is operator.getitem or bool(getattr(node.target, "is_view", False))
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -192,7 +192,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     Raises:
         CaptureError: nothing in the graph can be trained.
     """
-    _drop_unread_statistics(joint)
+    drop_unread_statistics(joint)
     nodes = list(joint.graph.nodes)
     results = results_of(joint.graph)
     forward_results, backward_results = tuple(results[:forward_outputs]), tuple(results[forward_outputs:])
@@ -240,7 +240,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     )
 
 
-def _drop_unread_statistics(joint: fx.GraphModule) -> None:
+def drop_unread_statistics(joint: fx.GraphModule) -> None:
     """Take from the backward passes of batch normalization in training the running statistics, which they do not read.
 
     They normalize by what the forward pass saved (aten/src/ATen/native/Normalization.cpp, cuda/Normalization.cu); the

@@ -245,14 +245,9 @@ def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = froz
     return plan_of(graph, _run_again(graph, again))
 
 
-def _hf(graph: Graph, blocks: Chunks) -> Iterator[Way]:
-    yield "gradient_checkpointing=False", ()
-    yield "gradient_checkpointing=True", blocks
-
-
-def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[Way]:
-    yield "no checkpoint() calls", ()
-    yield "deepspeed.checkpointing.checkpoint() around each block", blocks
+def _switch(off: str, on: str) -> Callable[[Graph, Chunks], Iterator[Way]]:
+    """Every block checkpointed, or none."""
+    return lambda graph, blocks: iter(((off, ()), (on, blocks)))
 
 
 def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[Way]:
@@ -308,8 +303,8 @@ def _parts(graph: Graph, blocks: Chunks, pattern: str) -> list[list[int]]:
 
 
 STACKS: dict[str, Callable[[Graph, Chunks], Iterator[Way]]] = {
-    "deepspeed": _deepspeed,
-    "hf": _hf,
+    "deepspeed": _switch("no checkpoint() calls", "deepspeed.checkpointing.checkpoint() around each block"),
+    "hf": _switch("gradient_checkpointing=False", "gradient_checkpointing=True"),
     "megatron": _megatron,
     "nemo": _nemo,
     "torchtitan": _torchtitan,

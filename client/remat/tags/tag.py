@@ -7,21 +7,19 @@ import logging
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Unpack
 
 from torch import fx
 
 from remat_ir import (
     Answer,
-    Compute,
-    Free,
     Graph,
     InvalidPlan,
     Plan,
     Problem,
     greedy_plans,
     peak_of,
-    plan_of,
     readable,
     tagged_plan,
     tags_of,
@@ -30,7 +28,7 @@ from remat_ir import (
 
 from .. import _compat
 from .._compat import tags as torch_tags
-from ..capture.dataflow import Dataflow, dataflow, is_random, stateless, updates_as_results
+from ..capture.dataflow import Dataflow, dataflow, drop_unread_statistics, is_random, stateless, updates_as_results
 from ..capture.group import groups
 from ..capture.operations import Kind, Operations, notes, operations, to_graph
 from ..capture.refused import refuse
@@ -56,12 +54,14 @@ class Joint:
         step: its ops, kernels in groups; what torch cannot run again runs once.
         graph: the same as a problem's graph, without a budget.
         fine, fine_graph: the same with each kernel an op of its own.
+        fine_values: [values of fine_graph] the storage that each stands for.
     """
 
     step: Operations
     graph: Graph
     fine: Operations
     fine_graph: Graph
+    fine_values: tuple[int, ...]
 
     def kernels_of(self, ops: Collection[int]) -> frozenset[str]:
         """The names of the nodes of some ops."""
@@ -89,6 +89,9 @@ def joint_of(
 ) -> Joint:
     """Analyse a copy of a joint graph and measure its kernels; nodes keep their names.
 
+    In the graph itself, backward passes of batch normalization in training are given no running statistics any more:
+    they do not read them, and torch would hold the new ones until then.
+
     Args:
         forward_outputs: how many results are the forward pass's; None: by the number of inputs.
         whole_step: the graph is a step of loss and gradients, as torchtitan traces it.
@@ -96,6 +99,8 @@ def joint_of(
     Raises:
         CaptureError: the graph cannot be planned; the message says why.
     """
+    drop_unread_statistics(module)
+    module.recompile()
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
     saved: frozenset[str] = frozenset()
     if whole_step:
@@ -121,8 +126,8 @@ def joint_of(
         fine = planned(operations(flow, functional=functional))
         fixed = sum(flow.sizes[s] for s in {s for p in flow.primals for s in flow.storages_of.get(p, ())})
         graph, _ = to_graph(step, measured, fixed)
-        fine_graph, _ = to_graph(fine, measured, fixed)
-    return Joint(step, graph, fine, fine_graph)
+        fine_graph, values = to_graph(fine, measured, fixed)
+    return Joint(step, graph, fine, fine_graph, values)
 
 
 def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
@@ -164,26 +169,48 @@ def peak_of_partition(joint: Joint, backward: fx.GraphModule) -> tuple[int, froz
         order.append(op)
         seen.add(op)
     order += [op for op in range(len(fine.ops)) if op not in seen]
-    return _peak(joint.fine_graph, plan_of(joint.fine_graph, order)), frozenset(again)
+    peak = replayed(joint.fine_graph, order)
+    return peak + _saved_for_nothing(joint, backward, order), frozenset(again)
+
+
+def _saved_for_nothing(joint: Joint, backward: fx.GraphModule, order: Sequence[int]) -> int:
+    """Bytes that a partition saves although no kernel of the backward pass is known to read them."""
+    flow, graph = joint.fine.flow, joint.fine_graph
+    late = order[joint.fine.turn + 1 :]
+    read = {joint.fine_values[v] for op in late for v in graph.op_inputs[op]}
+    names = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
+    saved = {s for n, storages in flow.storages_of.items() if n.name in names for s in storages}
+    makes = {s for op in joint.fine.ops[: joint.fine.turn] for s in op.makes}
+    return sum(flow.sizes[s] for s in saved & makes - read)
 
 
 def _call(target: object, args: tuple[object, ...]) -> str:
     return f"{target}{args}"
 
 
-def _peak(graph: Graph, plan: Plan) -> int:
-    """The peak of a plan whose first computations come in any order."""
-    memory = peak = graph.fixed_bytes
-    size = graph.value_bytes
-    for step in plan.steps:
-        if isinstance(step, Compute):
-            always = graph.op_always[step.op]
-            kept = always if step.kept is None else step.kept
-            peak = max(peak, memory + sum(size[v] for v in {*always, *kept}) + graph.op_workspace_bytes[step.op])
-            memory += sum(size[v] for v in kept)
-        elif isinstance(step, Free):
-            memory -= size[step.value]
-    return peak
+def replayed(graph: Graph, order: Sequence[int]) -> int:
+    """The peak in bytes, fixed bytes included, of ops in any order, each value held from its making to its last use."""
+    held: dict[int, list[int]] = {}  # value -> the first and the last place in the order at which it is there
+    need, change = [0] * (len(order) + 2), [0] * (len(order) + 2)
+
+    def left(value: int) -> None:
+        first, last = held.pop(value)
+        if first < last or value not in graph.optional:
+            change[first] += graph.value_bytes[value]
+            change[last + 1] -= graph.value_bytes[value]
+
+    for at, op in enumerate(order):
+        need[at] = graph.op_workspace_bytes[op]
+        for value in graph.op_inputs[op]:
+            held[value][1] = at
+        for value in graph.op_values[op]:
+            if value in held:
+                left(value)
+            held[value] = [at, at]
+    for value in list(held):
+        held[value][1] = len(order) if value in graph.keep else held[value][1]
+        left(value)
+    return graph.fixed_bytes + max(a + b for a, b in zip(accumulate(change), need, strict=True))
 
 
 METHOD = "tags"
@@ -191,6 +218,7 @@ _TRIES = 4
 """How often a plan is asked for where torch's order of kernels needs more than the order of groups."""
 _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Budgets, as shares of the one asked for, whose greedy plans may fit as torch runs them."""
+_ANY = 2**52
 
 
 class TagFields(PlanFields, total=False):
@@ -306,7 +334,8 @@ def tagged(
             )
         torch_tags.prepare(module)
     joint = joint_of(module, forward_outputs, planner.profiles, asking.functional_ops, whole_step=whole_step)
-    answer, again, peak = _by_kernels(joint, budget, planner, asking)
+    size = budget_bytes(budget, joint.graph, asking.slack)
+    answer, again, peak = _by_kernels(joint, budget, size, planner, asking)
     _write(module, joint, again, whole_step)
     for note in notes(joint.step):
         log.info("%s", note)
@@ -315,14 +344,13 @@ def tagged(
 
 
 def _by_kernels(
-    joint: Joint, budget: Budget, planner: CoordinatedPlanner, asking: SolveOptions
+    joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanner, asking: SolveOptions
 ) -> tuple[Answer, frozenset[str], int]:
-    """A plan whose peak is within the budget kernel by kernel, too: the answer, what it computes again, and that peak.
+    """A plan whose peak is within a size kernel by kernel, too: the answer, what it computes again, and that peak.
 
     Raises:
         BudgetTooSmall, NothingFound: there is none.
     """
-    size = budget_bytes(budget, joint.graph, asking.slack)
     less = 0
     for _ in range(_TRIES):
         answer = tagged_answer(joint, budget, size - less, planner, asking)
@@ -350,52 +378,40 @@ def tagged_answer(joint: Joint, budget: Budget, size: int, planner: CoordinatedP
     answer = planner.plan(problem, asking)
     if answer.plan is None:
         plan_or_raise(answer, graph, budget)
-    best = min(_fitting(problem, answer), key=lambda found: found.cost_ns or 0, default=None)
+    best: tuple[int, Plan] | None = None
+    peaks: list[int] = []
+    for plan in _plans(problem, answer):
+        ours = tagged_plan(graph, tags_of(graph, plan))
+        try:
+            cost, peak = verify(Problem(graph, _ANY), ours)
+        except InvalidPlan:  # something must not run again where torch would put it
+            continue
+        peaks.append(peak)
+        if peak <= size and (best is None or cost < best[0]):
+            best = cost, ours
+        if best is not None and plan is answer.plan:
+            break
     if best is None:
+        enough = f"; {readable(min(peaks), up=True)} is enough" if peaks else ""
         raise NothingFound(
-            f"no plan was found that torch carries out within {readable(size)}; a plan of remat.backend(budget=…) fits",
+            f"no plan was found that torch carries out within {readable(size)}{enough}; a plan of "
+            "remat.backend(budget=…) fits",
             replace(answer, plan=None),
         )
-    return best
-
-
-def _fitting(problem: Problem, answer: Answer) -> Iterator[Answer]:
-    """Plans that torch carries out within the budget: by the answer's tags, else by those of greedy plans."""
-    plan = answer.plan
-    if isinstance(plan, Plan):
-        found = _as_tagged(problem, plan, answer)
-        if found is not None:
-            yield found
-            return
-    for share in _SHARES:
-        for greedy in greedy_plans(problem.graph, int(share * problem.budget_bytes)):
-            found = _as_tagged(problem, greedy, answer)
-            if found is not None:
-                yield found
-
-
-def _as_tagged(problem: Problem, plan: Plan, answer: Answer) -> Answer | None:
-    """A plan's tags as an answer, where they fit: its own where torch carries out that very plan."""
-    ours = tagged_plan(problem.graph, tags_of(problem.graph, plan))
-    try:
-        verify(problem, ours)
-    except InvalidPlan:
-        return None
-    if ours == answer.plan:
+    if best[1] == answer.plan:
         return answer
     bound = answer.bound_ns if not answer.restricted_to else None
-    found = Answer.of_plan(problem, ours, method=METHOD, bound_ns=bound, seconds=answer.seconds)
-    return replace(
-        found,
-        message=f"{answer.method}'s choice of what is saved, as torch runs it: {_over(found, answer)}.",
-    )
+    found = Answer.of_plan(problem, best[1], method=METHOD, bound_ns=bound, seconds=answer.seconds)
+    more = f"{100 * (best[0] / answer.cost_ns - 1):+.3g} % against that plan itself" if answer.cost_ns else "no cost"
+    return replace(found, message=f"{answer.method}'s choice of what is saved, as torch runs it: {more}.")
 
 
-def _over(found: Answer, free: Answer) -> str:
-    """What a plan by tags costs over the free one that it was made of."""
-    if not free.cost_ns or found.cost_ns is None:
-        return "there is no free plan to compare with"
-    return f"{100 * (found.cost_ns / free.cost_ns - 1):+.3g} % against that plan itself"
+def _plans(problem: Problem, answer: Answer) -> Iterator[Plan]:
+    """Plans whose tags may fit: the answer's, and greedy ones."""
+    if isinstance(answer.plan, Plan):
+        yield answer.plan
+    for share in _SHARES:
+        yield from greedy_plans(problem.graph, int(share * problem.budget_bytes))
 
 
 def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str], whole_step: bool) -> None:
