@@ -150,7 +150,7 @@ EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
         "proof": (False, engines),
         "seed": (1, plan),
         "memory_bytes": MEMORY,
-        "deterministic": (True, kinds),
+        "deterministic": (True, message),
     },
     "staged": {
         "linear": (False, kinds),
