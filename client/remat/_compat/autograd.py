@@ -134,8 +134,9 @@ class _UsedUp(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        flat = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, _UsedUp)]
-        raise RuntimeError(flat[0].text)
+        given = [*args, *(kwargs or {}).values()]
+        given += [item for each in given if isinstance(each, (list, tuple)) for item in each]
+        raise RuntimeError(next(each.text for each in given if isinstance(each, _UsedUp)))
 
 
 def used_up(like: torch.Tensor, text: str) -> torch.Tensor:

@@ -111,7 +111,7 @@ def _set_guard() -> None:
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda _: 0)
     table = (ctypes.c_void_p * _SLOTS)(*[ctypes.cast(function, ctypes.c_void_p).value] * _SLOTS)
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(table))
-    if not torch._C._has_cuda:  # else torch has one
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # else torch has one
         register = getattr(library("c10"), _REGISTER)
         register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
         register(_CUDA, ctypes.addressof(guard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
@@ -80,18 +81,18 @@ def global_hooks() -> tuple[Any, ...]:
     return tuple(hook for name in GLOBAL_HOOKS for hook in getattr(_module, name).values())
 
 
-_CALL = nn.Module._call_impl.__code__
-_FURTHEST = 8
-"""Frames between a module's call and its forward: decorators, and what trainers wrap forward in."""
+_CALL = nn.Module.__call__.__code__
+_FURTHEST = 10
+"""Frames from here to a module's call: decorators of its forward, and what trainers wrap that in."""
 
 
 def called_module() -> nn.Module | None:
     """The module whose call the calling code is the forward of; None where none is near."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     for _ in range(_FURTHEST):
-        if frame.f_back is None:
+        frame = None if frame is None else frame.f_back
+        if frame is None:
             return None
-        frame = frame.f_back
         if frame.f_code is _CALL:
             module: nn.Module = frame.f_locals["self"]
             return module

@@ -50,7 +50,6 @@ require(
         (
             (torch.ops.aten.add.Tensor, "_op"),
             (torch.ops.aten.add.Tensor, "_schema"),
-            (torch.ops.aten.add.Tensor, "_overloadname"),
             (torch._C, "_dispatch_key_for_device"),
         ),
     )
@@ -131,7 +130,7 @@ def is_known(target: Any) -> bool:
 
 def full_name(target: OpOverload) -> str:
     """An operator's name with its namespace, without the overload, as "namespace::name"."""
-    return str(target._schema.name)
+    return str(target.name()).partition(".")[0]  # type: ignore[no-untyped-call]
 
 
 def raw_call(target: Any) -> Callable[..., Any]:
@@ -143,7 +142,7 @@ def taking_generator(target: OpOverload) -> OpOverload | None:
     """The overload of a random operator that takes a generator; None where there is none, as for `native_dropout`."""
     if "generator" in parameter_names(target):
         return target
-    packet, name = target.overloadpacket, f"{target._overloadname.removeprefix('default')}_generator".lstrip("_")
+    packet, name = target.overloadpacket, f"{target.name().partition('.')[2]}_generator".lstrip("_")  # type: ignore[no-untyped-call]
     return getattr(packet, name) if name in packet.overloads() else None
 
 

@@ -10,11 +10,10 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .tracing import is_tangent
+from .tracing import functorch_config, is_tangent
 from .versions import lacking, require, required
 
 with required("a plan by tags"):
-    import torch._functorch.config as functorch_config
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn

@@ -10,25 +10,19 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
-import torch._functorch.config as _functorch_config
+import torch._functorch.config as functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import trace_rules
-from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
+from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._functorch._aot_autograd.descriptors import (
-    SubclassGetAttrAOTInput,
-    SubclassSizeAOTInput,
-    SubclassStrideAOTInput,
-)
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library import simple_registry
-from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _side_effectful_functions
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .versions import lacking, require
 
@@ -50,6 +44,7 @@ __all__ = [
     "fake_like",
     "forward_outputs",
     "frame_number",
+    "functorch_config",
     "has_tangents",
     "input_place",
     "inside_transform",
@@ -84,9 +79,9 @@ require(
         ),
         (
             (_dynamo_config, "ignore_logging_functions"),
-            (_functorch_config, "donated_buffer"),
+            (functorch_config, "donated_buffer"),
             (InstructionTranslator, "current_tx"),
-            (EffectHolder, "register"),
+            (simple_registry.singleton.find("aten::add.Tensor").effect, "register"),
         ),
     )
 )
@@ -105,7 +100,7 @@ CHECKS = frozenset(
 @contextlib.contextmanager
 def checks_as_operators() -> Iterator[None]:
     """Inside, checks are traced as operators that stay in the graph, and not as effects that a token puts in order."""
-    holders = [simple_registry.singleton.find(str(check._name)).effect for check in CHECKS]
+    holders = [simple_registry.singleton.find(check.name()).effect for check in CHECKS]  # type: ignore[no-untyped-call]
     found = [holder.effect for holder in holders]
     added = CHECKS - _side_effectful_functions
     for holder in holders:
@@ -153,7 +148,7 @@ def state_kept() -> Iterator[None]:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(cached)
-        torch._C._set_grad_enabled(grad)
+        torch.set_grad_enabled(grad)
 
 
 def _autocasts() -> int:
@@ -201,7 +196,7 @@ def compile_joint(
         inner = descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
         inner.fw_metadata = _kept_metadata(inner.fw_metadata)
         inner.grad_input_metas = _kept_subclasses(inner.grad_input_metas)
-    with _functorch_config.patch(donated_buffer=False):
+    with functorch_config.patch(donated_buffer=False):
         return aot_compile_joint_with_descriptors(
             descriptor, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
@@ -280,7 +275,7 @@ def only_real_tensors() -> Iterator[None]:
 def traced_alone() -> Iterator[None]:
     """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
     run around the call, which Dynamo has traced into the graph already."""
-    with tracing(None), torch._C.DisableTorchFunction(), _functorch_config.patch(donated_buffer=False):
+    with tracing(None), torch._C.DisableTorchFunction(), functorch_config.patch(donated_buffer=False):
         yield
 
 
@@ -297,7 +292,7 @@ def is_tangent(placeholder: fx.Node) -> bool:
     described = placeholder.meta.get("desc")
     if described is None:
         return str(placeholder.target).startswith("tangents")
-    while isinstance(described, SubclassGetAttrAOTInput | SubclassSizeAOTInput | SubclassStrideAOTInput):
+    while hasattr(described, "base"):
         described = described.base
     return bool(described.is_tangent())
 
@@ -345,7 +340,8 @@ def inside_transform() -> bool:
 
 def raised_by_backend(error: Exception) -> Exception:
     """What a backend raised where Dynamo says that one failed; any other error is itself."""
-    return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+    inner = getattr(error, "inner_exception", None) if isinstance(error, TorchDynamoException) else None
+    return inner if isinstance(inner, Exception) else error
 
 
 def is_no_graph(error: Exception) -> bool:
@@ -431,7 +427,7 @@ def traced_from(node: fx.Node) -> str:
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds others, as a DTensor does, by more than its own metadata says."""
-    return bool(is_traceable_wrapper_subclass(tensor))
+    return hasattr(type(tensor), "__tensor_flatten__")
 
 
 def fake_like(tensor: Any, holder: torch.Tensor | None) -> torch.Tensor:

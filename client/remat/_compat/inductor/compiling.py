@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..tracing import only_real_tensors
+from ..tracing import functorch_config, only_real_tensors
 from ..versions import lacking, require, required
 from .code import Generated, generated, input_strides
 
 with required("a plan under Inductor"):
-    import torch._functorch.config as functorch_config
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
     from torch._functorch.partitioners import min_cut_rematerialization_partition
