@@ -50,6 +50,7 @@ def test_lengths_in_random_order(count: int, caplog: pytest.LogCaptureFixture) -
     assert MOST_PLANS < len(plans.plans) <= graphs * MOST_PLANS
     assert "recompile_limit" not in caplog.text
     assert "without a plan" not in caplog.text
+    assert caplog.text.count("remat.batch.buckets.Buckets") == 1, "once, whatever comes"
     assert len(alive() - before) == len(plans.plans), "what is dropped is freed"
 
 

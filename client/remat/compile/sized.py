@@ -43,6 +43,14 @@ log = logging.getLogger("remat")
 MOST_KNOWN = 64
 """Plans of other sizes that a new one may start from."""
 
+MANY_SIZES = 12
+"""Plans of one graph at which the log says once how to have fewer."""
+
+MANY = (
+    "a graph has been planned at %s sizes by now, which took a capture each: where they are lengths of batches, pad "
+    "these to a few, which remat.batch.buckets.Buckets.of finds"
+)
+
 Sizes: TypeAlias = tuple[object, ...]
 
 
@@ -201,7 +209,7 @@ class SizedGraph:
         )
         self._numbers = read_as_numbers(module)
         self._writes: bool | None = None
-        self._said = False
+        self._said, self._sizes_planned = False, 0
         self._lock = threading.RLock()
         self._state = [*module.parameters(), *module.buffers()]
         self.made: OrderedDict[Sizes, PlannedSizes | None] = OrderedDict()
@@ -231,6 +239,9 @@ class SizedGraph:
             planned = self._planned(inputs)
             sizes = self._sizes(inputs)  # fewer of them count where the graph turned out to overwrite no input
             self.made[sizes] = planned
+            self._sizes_planned += planned is not None
+            if self._sizes_planned == MANY_SIZES and planned is not None:
+                log.warning(MANY, MANY_SIZES)
             if len(self.made) > self._backend.asking.most_plans:
                 self.made.popitem(last=False)
         self.made.move_to_end(sizes)
