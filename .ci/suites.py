@@ -89,6 +89,7 @@ CHANGE = (
     made("lint"),
     made("lint-tests"),
     made("docs"),
+    *map(release, (RELEASES[0], RELEASES[-1])),
 )
 NIGHTLY = (
     *pieces("client", 4),
@@ -192,10 +193,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", choices=("change", "nightly"))
     parser.add_argument("--only", help="suites whose names begin with this")
+    parser.add_argument("--skip", help="no suites whose names begin with this")
     parser.add_argument("--list", action="store_true", help="print the suites' names")
     asked = parser.parse_args()
     nightly = asked.which == "nightly"
     suites = [suite for suite in (NIGHTLY if nightly else CHANGE) if suite.name.startswith(asked.only or "")]
+    suites = [suite for suite in suites if not (asked.skip and suite.name.startswith(asked.skip))]
     if asked.list:
         print("\n".join(suite.name for suite in suites))
         return 0

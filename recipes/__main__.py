@@ -54,9 +54,7 @@ def run(name: str) -> str:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (variant,) if variant else ()
-        found = compared(
-            lambda training: module.train(training, *arguments), folder, take_overs=getattr(module, "TAKE_OVERS", 2)
-        )
+        found = compared(lambda training: module.train(training, *arguments), folder)
     result = "equal" if not found.faults else "; ".join(found.faults[:3])
     seconds = round(time.monotonic() - began)
     return f"{result} | {found.steps} | {found.plans} | {found.take_overs} | {found.saved:.0%} | {seconds}"
@@ -97,7 +95,9 @@ def main() -> int:
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TABLE.parents[1])
         last = (done.stdout.strip().splitlines() or [""])[-1]
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            print("\n".join(done.stderr.splitlines()[-40:]), flush=True)
+            errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)  # a hint may follow the last one
+            said = (errors or ["no message"])[-1]
             skipped = said.startswith(("ImportError", "ModuleNotFoundError"))
             last = f"{'not run' if skipped else 'failed'}: {said[:160].replace('|', '/')} | | | | | "
             failed += not skipped

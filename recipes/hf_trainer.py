@@ -77,10 +77,7 @@ def train(training: Training, variant: str) -> None:
     def prepared(model: Any) -> list[Any]:
         if training.planned and variant != "by_name":
             return [RematCallback(**training.options())]
-        if training.planned:
-            training.enable(model)
-        else:
-            model.compile(backend="aot_eager")
+        training.compile(model)
         return []
 
     errors = {"interrupted": KeyboardInterrupt(), "found_batch_size": torch.OutOfMemoryError("CUDA out of memory.")}

@@ -15,8 +15,6 @@ from remat.trainers.lightning import RematCallback
 from .training import Training
 
 VARIANTS = ("mixed", "gan")
-TAKE_OVERS = 0
-"""Two models that train in turn have one size each."""
 
 
 def layers(*widths: int) -> nn.Module:
@@ -100,7 +98,7 @@ def train(training: Training, variant: str) -> None:
     checkpoint = None
     for epochs in (2, 4):
         model = Mixed(training)
-        callbacks = [RematCallback(part="model", **training.options())] if training.planned else []
+        callbacks = [RematCallback(part="model", **training.options(sizes=2))] if training.planned else []
         if not training.planned:
             model.model.compile(backend="aot_eager")
         run = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **settings)

@@ -97,6 +97,7 @@ class Loop:
 
 
 def train(training: Training, variant: str) -> None:
+    training.budget = "85%" if variant == "fp16_with_scaler" else training.budget
     loop = Loop(training, variant)
     for _ in range(3):
         loop.epoch()

@@ -6,14 +6,11 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
-from sentence_transformers.models import Pooling, Transformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import BertConfig, BertModel, TrainerCallback
 
 from .training import VOCABULARY, Training, token_rows, tokenizer, words
-
-TAKE_OVERS = 0
-"""Its two towers run before one backward pass: the budget is divided over their calls."""
 
 
 class Notes(TrainerCallback):  # type: ignore[misc]
@@ -32,6 +29,7 @@ def train(training: Training) -> None:
     tokenizer().save_pretrained(training.folder + "-bert")
     words_of = Transformer(training.folder + "-bert", max_seq_length=32)
     model = SentenceTransformer(modules=[words_of, Pooling(16)], device="cpu")
+    training.budget = "85%"
     training.enable(words_of.auto_model)
     texts = [words(row["input_ids"]) for row in token_rows(160)]
     data = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})

@@ -11,8 +11,6 @@ from torch import nn
 from .training import Training
 
 VARIANTS = ("two_towers", "distillation", "gradient_penalty")
-TAKE_OVERS = 0
-"""Where several calls share one budget, it is divided over them instead."""
 
 
 class Tower(nn.Module):

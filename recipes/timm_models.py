@@ -11,8 +11,8 @@ from .training import Training
 
 def train(training: Training) -> None:
     model = timm.create_model(
-        "vit_tiny_patch16_224", num_classes=5, img_size=32, depth=2, embed_dim=32, num_heads=2, dynamic_img_size=True,
-        drop_path_rate=0.1,
+        "vit_tiny_patch16_224", num_classes=5, img_size=32, patch_size=4, depth=2, embed_dim=32, num_heads=2,
+        dynamic_img_size=True, drop_path_rate=0.1,
     )  # fmt: skip
     training.enable(model)
     optimizer, loss_of = torch.optim.AdamW(model.parameters(), 1e-3), LabelSmoothingCrossEntropy()

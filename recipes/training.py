@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,29 +17,46 @@ import remat
 from remat.planning.greedy import greedy_answer
 from remat.training.enable import Plans, plans_of
 from remat_ir import Answer, Problem
+from remat_solver import solve
 
-BUDGET = "70%"
 VOCABULARY = 64
+SEARCH_S = 2.0
+LEAST_STEPS, LEAST_TAKE_OVERS = 40, 2
 ROOM_BYTES = 16 * 1024
 """Differences of a peak below this are none, however small the step."""
 
 
 class Improving:
-    """A planner whose first plan is one of a smaller budget; from it two further sizes start, and go over together.
+    """A planner whose first plan is one of a smaller budget; from it the further sizes start, and go over together.
 
-    Its answers are the client's own greedy ones: which plan is the best is not what a recipe shows.
+    It searches briefly: which plan is the best is not what a recipe shows.
+
+    Args:
+        sizes: of the batches of the training; the further ones wait for the last of them.
     """
 
-    def __init__(self) -> None:
-        self._asked, self._three = 0, threading.Event()
+    def __init__(self, sizes: int = 3) -> None:
+        self.asked, self._sizes, self._all = 0, sizes, threading.Event()
+        self._answered = 0
+
+    def settle(self) -> None:
+        """Wait for what has been asked: a step takes some ms, and the training might end before."""
+        while self._all.is_set() and self._answered < self.asked:
+            time.sleep(0.01)
 
     def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
-        self._asked += 1
-        if self._asked >= 3:
-            self._three.set()
-        if self._asked > 1:
-            self._three.wait(60)
-            return greedy_answer(problem)
+        self.asked += 1
+        if self.asked >= self._sizes:
+            self._all.set()
+        try:
+            return self._plan(problem, self.asked == 1)
+        finally:
+            self._answered += 1
+
+    def _plan(self, problem: Problem, first: bool) -> Answer:
+        if not first:
+            self._all.wait(60)
+            return solve(problem, time_limit_s=SEARCH_S)
         fixed = problem.graph.fixed_bytes
         for share in (0.7, 0.8, 0.9):
             tight = Problem(problem.graph, fixed + int(share * (problem.budget_bytes - fixed)))
@@ -49,12 +67,12 @@ class Improving:
 
 
 class _TakeOvers(logging.Handler):
-    """Counts the plans that take over, by what the log says of each."""
+    """Counts how often other plans take over, by what the log says: those of one graph, or of all calls of a step."""
 
     number = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.number += record.getMessage().startswith("a better plan takes over")
+        self.number += record.getMessage().startswith(("a better plan takes over", "the budget is divided"))
 
 
 @dataclass
@@ -63,14 +81,20 @@ class Training:
 
     Attributes:
         planned: whether by remat; else by torch's `aot_eager`.
+        budget: a share of what plain training takes; a recipe whose largest op needs more says so.
         found: what has to be equal, by name: losses, weights, buffers, states of generators.
         plans: those of each module that was enabled.
+        planners: all that have been given.
+        measured: whether peaks are known; not of what `torch.compile` trains by the backend's name.
     """
 
     planned: bool
     folder: str
+    budget: str = "70%"
     found: dict[str, Any] = field(default_factory=dict)
     plans: dict[int, Plans] = field(default_factory=dict)
+    planners: list[Improving] = field(default_factory=list)
+    measured: bool = True
     steps: int = 0
 
     def enable(self, model: nn.Module, **options: Any) -> None:
@@ -81,9 +105,18 @@ class Training:
         else:
             model.compile(backend="aot_eager")
 
-    def options(self) -> dict[str, Any]:
+    def compile(self, model: nn.Module) -> None:
+        """Train a model by `torch.compile` and the name of a backend, in place."""
+        if self.planned:
+            model.compile(backend="remat", options=self.options())
+            self.measured = False
+        else:
+            model.compile(backend="aot_eager")
+
+    def options(self, sizes: int = 3) -> dict[str, Any]:
         """What a callback is given."""
-        return {"budget": BUDGET, "planner": Improving()}
+        self.planners.append(Improving(sizes))
+        return {"budget": self.budget, "planner": self.planners[-1]}
 
     def see(self, model: Any) -> None:
         """Note the plans of a module that a callback has enabled."""
@@ -94,6 +127,8 @@ class Training:
         """A step of the optimizer has been made."""
         self.found[f"loss {self.steps}"] = torch.as_tensor(loss).detach().clone()
         self.steps += 1
+        for planner in self.planners:
+            planner.settle()
 
     def end(self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note weights and buffers of a model, and the optimizer's state."""
@@ -121,7 +156,7 @@ class Outcome:
     faults: tuple[str, ...]
 
 
-def compared(train: Any, folder: str, least_steps: int = 40, take_overs: int = 2) -> Outcome:
+def compared(train: Any, folder: str) -> Outcome:
     """Train twice, by `aot_eager` and by plans, and say what differs."""
     torch.set_num_threads(1)  # several sum in another order
     log, handler = logging.getLogger("remat"), _TakeOvers()
@@ -142,18 +177,19 @@ def compared(train: Any, folder: str, least_steps: int = 40, take_overs: int = 2
     found = [plan for plans in ours.plans.values() for plan in plans.plans]
     peaks = [(plan, peak) for plans in ours.plans.values() for plan, peak in plans.peaks.items()]
     faults = [f"{name} differs" for name in stock.found if not _equal(stock.found[name], ours.found.get(name))]
-    if ours.steps < least_steps or ours.steps != stock.steps:
-        faults.append(f"{ours.steps} steps by plans, {stock.steps} by aot_eager, {least_steps} asked for")
-    if handler.number < take_overs:
-        faults.append(f"{handler.number} plans took over, {take_overs} asked for")
-    if not found or not peaks:
+    if ours.steps < LEAST_STEPS or ours.steps != stock.steps:
+        faults.append(f"{ours.steps} steps by plans, {stock.steps} by aot_eager, {LEAST_STEPS} asked for")
+    if handler.number < LEAST_TAKE_OVERS:
+        faults.append(f"{handler.number} plans took over, {LEAST_TAKE_OVERS} asked for")
+    plans = len(found) if ours.measured else sum(planner.asked for planner in ours.planners)
+    if not plans or (ours.measured and not peaks):
         faults.append("nothing was planned, or no step of it was measured")
     for plan, peak in peaks:
         allowed = plan.answer.budget_bytes - plan.step.graph.fixed_bytes
         if peak.measured_bytes > max(allowed, peak.predicted_bytes) + ROOM_BYTES or peak.predicted_bytes > allowed:
             faults.append(f"a step took {peak.measured_bytes} bytes of {allowed}")
     saved = min((_share(plan) for plan in found), default=1.0)
-    return Outcome(ours.steps, len(found), handler.number, 1 - saved, tuple(faults))
+    return Outcome(ours.steps, plans, handler.number, 1 - saved, tuple(faults))
 
 
 def _share(plan: Any) -> float:

@@ -32,6 +32,8 @@ class Notes(TrainerCallback):  # type: ignore[misc]
 
 def train(training: Training, variant: str) -> None:
     model = language_model(num_hidden_layers=1)
+    model.save_pretrained(training.folder + "-model")
+    model.config.name_or_path = training.folder + "-model"  # from there DPO loads its reference
     planning = RematCallback(**training.options()) if training.planned else None
     if planning is None:
         model.compile(backend="aot_eager")
@@ -44,7 +46,6 @@ def train(training: Training, variant: str) -> None:
         "logging_steps": 1,
         "save_strategy": "no",
         "use_cpu": True,
-        "bf16": False,
         "report_to": [],
         "disable_tqdm": True,
         "train_sampling_strategy": "sequential",
