@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -229,9 +228,6 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
     ids += [tenant.post(asked).json()["id"] for asked in (problem, problem, hopeless)]
     sweep = {"graph": graph.to_json(), "budgets_bytes": [plain_peak(graph)]}
     group = tenant.http.post("/v1/sweeps", json=sweep, headers={"Prefer": "wait=20"}).json()["id"]
-    with sqlite3.connect(locked.folder / "service.sqlite") as rows:  # as a version without epochs wrote it
-        rows.execute("UPDATE requests SET epoch = NULL WHERE id = ?", (ids[1],))
-    rows.close()
     pages = [f"/v1/solves/{each}{part}" for each in ids for part in ("", "/progress", "/problem")]
     pages = [page for page in pages if page != f"/v1/solves/{ids[-1]}/problem"] + [f"/v1/sweeps/{group}"]
     assert [tenant.http.get(page).status_code for page in pages] == [200] * len(pages)

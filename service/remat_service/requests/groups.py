@@ -164,7 +164,7 @@ async def status(
     if group is None or not places:
         raise NotFound(f"there is no {kind_name} with this id")
     answers: list[dict[str, Any]] = []
-    there: list[int | None] = []
+    there: list[int] = []
     ended = True
     for request_id, place in places:
         try:
@@ -195,22 +195,18 @@ async def give_up(context: Context, caller: Caller, kind_name: str, group_id: st
         await cancel(context, caller, row.id)
 
 
-def _places(rows: Sequence[Any]) -> list[tuple[str, int | None]]:
-    """The ids of a group's requests with their places in it, in order; no place where an earlier version wrote one."""
-    if any(row.idempotency_key is None for row in rows):
-        return [(row.id, None) for row in rows]
+def _places(rows: Sequence[Any]) -> list[tuple[str, int]]:
+    """The ids of a group's requests with their places in it, in order."""
     found = sorted((int(row.idempotency_key.rpartition("-")[2]), row.id) for row in rows)
     return [(request_id, place) for place, request_id in found]
 
 
-def _best_batch(about: dict[str, Any], places: list[int | None], answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _best_batch(about: dict[str, Any], places: list[int], answers: list[dict[str, Any]]) -> dict[str, Any]:
     """The largest batch with a plan, and within the overhead where one was named; of the others nothing is claimed."""
-    batches = [about["batches"][place] for place in places if place is not None]
-    if not batches and len(places) == len(about["batches"]):
-        batches = about["batches"]
+    batches = [about["batches"][place] for place in places]
     fitting = [
         (batch, answer["id"])
-        for batch, answer in zip(batches, answers, strict=False)
+        for batch, answer in zip(batches, answers, strict=True)
         if answer["overhead"] is not None
         and (about["max_overhead"] is None or answer["overhead"] <= about["max_overhead"])
     ]

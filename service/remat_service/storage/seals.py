@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table, delete, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Verdict
@@ -30,7 +30,7 @@ from ..errors import ServiceError
 from ..settings import Settings, driver_url
 from . import migrations
 from .database import Database
-from .tables import bounds, efforts, floors, profiles, requests, seal_keys
+from .tables import bounds, efforts, floors, seal_keys
 
 SEALED: dict[str, tuple[str, ...]] = {
     "bounds": ("graph_key", "budget_bytes", "method_key", "restricted_to", "solver", "bound_ns", "source"),
@@ -49,15 +49,12 @@ SEALED: dict[str, tuple[str, ...]] = {
 _SHORTEST = 32
 _OF_KEY = '["seal_keys"]'
 
-_LATEST = 20  # of each table, in a store that is older than `seal_keys`
 _WRONG = (
     "REMAT_SEAL_KEY is not the key that this store is sealed with, so nothing that it has sealed would be believed; "
-    "set the right one (earlier versions kept that of SQLite in a file *.seal-key next to the database). If it is "
-    "lost, run `remat-service store adopt-key`"
+    "set the right one. If it is lost, run `remat-service store adopt-key`"
 )
 _NONE = (
-    "this store is sealed, and REMAT_SEAL_KEY is not set (earlier versions kept the key of SQLite in a file *.seal-key "
-    "next to the database); to go on without seals, run `remat-service store adopt-key`"
+    "this store is sealed, and REMAT_SEAL_KEY is not set; to go on without seals, run `remat-service store adopt-key`"
 )
 _ORDER = (
     "REMAT_SEAL_KEY begins with a key that the other servers and workers do not know yet; start all of them with "
@@ -149,13 +146,10 @@ async def check_key(connection: AsyncConnection, seals: Seals) -> None:
     Raises:
         ServiceError: they are of another store, or of another time.
     """
-    rows = (await connection.execute(select(seal_keys))).all()
     ours = seals.of_keys()
-    signing = [row.seal for row in rows if row.signs]
-    if signing and not set(signing) & set(ours):
+    signing = set(await connection.scalars(select(seal_keys.c.seal).where(seal_keys.c.signs)))
+    if signing and not signing & set(ours):
         raise ServiceError(_WRONG if ours else _NONE)
-    if ours and not rows and not await _holds_something(connection, seals):
-        raise ServiceError(_WRONG)
 
 
 async def take_key(database: Database, connection: AsyncConnection, seals: Seals) -> None:
@@ -185,15 +179,6 @@ async def _note(database: Database, connection: AsyncConnection, ours: list[str]
     rows = [{"seal": one, "signs": False, "at": database.clock.now()} for one in ours]
     await connection.execute(database.insert(seal_keys).values(rows).on_conflict_do_nothing())
     await connection.execute(update(seal_keys).values(signs=seal_keys.c.seal == ours[0]))
-
-
-async def _holds_something(connection: AsyncConnection, seals: Seals) -> bool:
-    """Whether any of the latest sealed rows holds, or there is none."""
-    found: list[tuple[Table, dict[str, Any]]] = []
-    for table in (requests, bounds, efforts, profiles):
-        query = select(table).where(table.c.seal.is_not(None)).order_by(table.c.created_at.desc()).limit(_LATEST)
-        found += [(table, dict(row)) for row in (await connection.execute(query)).mappings()]
-    return not found or any(seals.holds(table.name, row) for table, row in found)
 
 
 WHOLE = ""

@@ -39,7 +39,6 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
-    or_,
     text,
 )
 
@@ -314,7 +313,7 @@ requests = Table(
     Column("idempotency_key", String(200)),
     Column("body_hash", _KEY),
     Column("group_id", _ID, index=True),
-    Column("epoch", Integer),  # of the caller; null in rows from before there was the column
+    Column("epoch", Integer),  # of the caller; never null
     Column("created_at", Utc, nullable=False, index=True),
     Column("ended_at", Utc),
     Index("ix_requests_tenant_id_id", "tenant_id", "id"),
@@ -414,7 +413,6 @@ def of_epoch(epoch: Any) -> ColumnElement[bool]:
     Once an epoch is raised, whatever a scope's tenants asked and stored before is found no more. What is stored is out
     of reach because the epoch is in its key (`identity.py`). A request is found by its own id, so its row carries the
     epoch that its caller had, and every look at it compares the two: what a server remembers of the answer does not
-    matter. A server knows a raised epoch when it looks the caller up again, after two seconds at most. A row that was
-    written without an epoch counts as of any.
+    matter. A server knows a raised epoch when it looks the caller up again, after two seconds at most.
     """
-    return or_(requests.c.epoch.is_(None), requests.c.epoch >= epoch)
+    return requests.c.epoch >= epoch

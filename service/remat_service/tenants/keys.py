@@ -396,12 +396,7 @@ async def scope_for_new(connection: AsyncConnection, tenant: str, group: str | N
 
 
 async def raise_epoch(connection: AsyncConnection, scope_id: str) -> None:
-    """Disown everything of a scope. Requests that were written without an epoch get the one that ends."""
-    ended = select(scopes.c.epoch).where(scopes.c.id == scope_id).scalar_subquery()
-    members = select(tenants.c.id).where(tenants.c.scope_id == scope_id)
-    await connection.execute(
-        update(requests).where(requests.c.tenant_id.in_(members), requests.c.epoch.is_(None)).values(epoch=ended)
-    )
+    """Disown everything of a scope."""
     await connection.execute(update(scopes).where(scopes.c.id == scope_id).values(epoch=scopes.c.epoch + 1))
 
 
