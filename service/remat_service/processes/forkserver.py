@@ -12,8 +12,9 @@ sends one datagram a child, with the child's socket attached; the forkserver ans
 with the number that came in the order, and later `{"ended": pid, "status": n}`.
 
 A child reads one job from its socket, solves it, and streams out every improvement as it comes.
-Frames are a 4-byte big-endian length and JSON. In: one job, then perhaps `{"cancel": true}`. Out: `progress` frames and
-one `answer` or `error`. When the socket ends, whoever started the child is gone, and the child ends its process group.
+Frames are a 4-byte big-endian length and JSON, as `multiprocessing.connection` writes them. In: one job, then perhaps
+`{"cancel": true}`. Out: `progress` frames and one `answer` or `error`. When the socket ends, whoever started the child
+is gone, and the child ends its process group.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Progress, read_plan
@@ -150,9 +151,10 @@ def _kill_group(pid: int) -> None:
 
 def solve_one(fd: int, scratch: str) -> int:
     """Solve the one job of the socket `fd`, with `scratch` as temporary folder; returns the exit code."""
-    link = socket.socket(fileno=fd)
-    job = _read(link)
-    if job is None:
+    link = Connection(fd)
+    try:
+        job: dict[str, Any] = json.loads(link.recv_bytes())
+    except (EOFError, OSError):
         return 0
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     cancelled = threading.Event()
@@ -205,7 +207,7 @@ class Outbox:
     Where several improvements wait, only the last is sent: one that nobody was told of can't be lost.
     """
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._waiting: Progress | None = None
         self._plan: AnyPlan | None = None
@@ -253,10 +255,10 @@ class Outbox:
                 if progress is not None:
                     proof = None if progress.proof is self._proof else progress.proof
                     self._proof = progress.proof
-                    write(self._link, _frame(progress, plan, proof))
+                    _write(self._link, _frame(progress, plan, proof))
                     last = time.monotonic()
                 if final is not None:
-                    write(self._link, final)
+                    _write(self._link, final)
             except OSError:
                 return
             if closed:
@@ -277,44 +279,20 @@ def _frame(progress: Progress, plan: AnyPlan | None, proof: Proof | None) -> dic
     }
 
 
-def _watch(link: socket.socket, cancelled: threading.Event) -> None:
+def _watch(link: Connection, cancelled: threading.Event) -> None:
     while True:
         try:
-            message = _read(link)
-        except OSError:
-            message = None
-        if message is None:
+            message = json.loads(link.recv_bytes())
+        except (EOFError, OSError):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(0, signal.SIGKILL)
-        elif message.get("cancel"):
+            return
+        if message.get("cancel"):
             cancelled.set()
 
 
-def _read(link: socket.socket) -> dict[str, Any] | None:
-    head = _exactly(link, 4)
-    if head is None:
-        return None
-    body = _exactly(link, struct.unpack(">I", head)[0])
-    if body is None:
-        return None
-    message: dict[str, Any] = json.loads(body)
-    return message
-
-
-def _exactly(link: socket.socket, size: int) -> bytes | None:
-    found = bytearray()
-    while len(found) < size:
-        piece = link.recv(min(size - len(found), 1 << 20))
-        if not piece:
-            return None
-        found += piece
-    return bytes(found)
-
-
-def write(link: socket.socket, message: dict[str, Any]) -> None:
-    """Send one frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    link.sendall(struct.pack(">I", len(body)) + body)
+def _write(link: Connection, message: dict[str, Any]) -> None:
+    link.send_bytes(json.dumps(message, separators=(",", ":")).encode())
 
 
 if __name__ == "__main__":
