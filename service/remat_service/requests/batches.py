@@ -232,10 +232,11 @@ class _Step:
         answer = Answer.from_json(row.answer)
         if _cheap(answer, most):
             try:
-                whole = Answer.from_json((await read.body_of(self.context, self.caller, row))[0])
-            except Gone:  # evicted between two looks: the batch itself was reached all the same
-                whole = answer
-            plan, reach = whole.plan, batch
+                body = await read.ended_body(self.context, self.caller, row.id)
+            except Gone:
+                body = None
+            # evicted or damaged between two looks: the batch itself was reached all the same
+            plan, reach = None if body is None else Answer.from_json(body).plan, batch
             if isinstance(plan, Plan):
                 reach = max(batch, await asyncio.to_thread(self.family.largest, plan))
             if reach > self.search.floor:

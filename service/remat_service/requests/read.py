@@ -34,7 +34,7 @@ from ..errors import Gone, NotFound
 from ..identity import Caller, gross_of
 from ..storage.answers import Given, document, head_of, rendered, spliced
 from ..storage.seals import Seals, names
-from ..storage.store import EndedRequest, StoredPlan, StoredProof
+from ..storage.store import EndedRequest
 from ..storage.tables import events, of_epoch, requests, solves
 
 log = structlog.get_logger("remat_service.requests.read")
@@ -89,28 +89,52 @@ async def answer(
     with context.notifier.subscribe(request_id) as changes:
         while True:
             changes.reset()
-            found = None if waits and not looked else await context.store.ended_request(caller, request_id)
-            body = None if found is None else _from_memory(context, found)
+            body = None if waits and not looked else await ended_body(context, caller, request_id)
+            left = until - context.clock.monotonic()
+            if body is None and (not looked or left <= 0 or context.leaving):
+                row, looked = await find_request(context, caller, request_id), True
+                if row.ended:  # since the look before, or its row was on its way
+                    body = await ended_body(context, caller, request_id)
+                    if body is None:
+                        raise Gone("this answer's plan or certificate is no longer stored; POST the problem again")
+                elif left <= 0 or context.leaving:
+                    return rendered(await current_answer(context, row), None), False
             if body is not None:
                 context.notifier.notify_here(request_id)
                 return body, True
-            left = until - context.clock.monotonic()
-            if not looked or found is not None or left <= 0 or context.leaving:
-                row, looked = await find_request(context, caller, request_id), True
-                if row.ended or left <= 0 or context.leaving:
-                    return await _settled(context, caller, row)
             await changes.wait(left)
 
 
-async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
-    """The body for a row that is not waited for any longer."""
-    if not row.ended or (row.plan_id is None and row.proof_id is None):
-        return await body_of(context, caller, row)
-    context.notifier.notify_here(row.id)
-    async with context.locks.of(row.plan_id or row.proof_id):  # of a burst, one has plan and certificate checked
-        found = await context.store.ended_request(caller, row.id)
-        body = None if found is None else _from_memory(context, found)
-        return (body, True) if body is not None else await body_of(context, caller, row)
+async def ended_body(context: Context, caller: Caller, request_id: str) -> bytes | None:
+    """The answer object of an ended request as JSON text, with its plan and certificate, which were checked here.
+
+    None where it has not ended, or a part of it has been evicted.
+
+    Raises:
+        Gone: a part of it is damaged.
+    """
+    found = await context.store.ended_request(caller, request_id)
+    if found is None:
+        return None
+    given = context.response_cache.given.get(found.id)
+    if given is not None and given.found == found:  # its seal and its plan were checked, and no column differs
+        context.metrics.recalls.labels("id").inc()
+        return spliced(given.head, given.plan, given.proof)
+    said = sound_answer(context, found)
+    if said is None:
+        raise Gone(_DAMAGED)
+    text = proof = None
+    async with context.locks.of(found.plan_id or found.proof_id or found.id):  # of a burst, one has both checked
+        if found.data is not None:
+            claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
+            text = await plan_text(context, caller, found.graph_key, found.data, claimed, found.budget_bytes)
+        if found.proof is not None:
+            proof = await _proof_text(context, caller, found)
+    if (text is None) != (found.data is None) or (proof is None) != (found.proof is None):
+        raise Gone(_DAMAGED)
+    given = Given(found, head_of(said), text, proof)
+    context.response_cache.given.put(found.id, given, given.size)
+    return spliced(given.head, text, proof)
 
 
 def sound_answer(context: Context, row: Any) -> dict[str, Any] | None:
@@ -133,30 +157,6 @@ def listed_answer(context: Context, row: Any) -> dict[str, Any]:
     return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
 
 
-def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
-    """The body for an ended request whose plan and certificate have been checked before; None: go the long way."""
-    given = context.response_cache.given.get(found.id)
-    if given is not None and given.found == found:  # its seal and its plan were checked, and no column differs
-        context.metrics.recalls.labels("id").inc()
-        return spliced(given.head, given.plan, given.proof)
-    said = sound_answer(context, found)
-    text = proof = None
-    if said is None:
-        return None
-    if found.data is not None:
-        claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
-        text = context.verifier.text_in_memory(found.graph_key, found.budget_bytes, found.data, claimed)
-    if found.proof is not None:
-        proof = context.verifier.proof_text_in_memory(found.graph_key, found.budget_bytes, found.proof)
-    if (text is None and found.data is not None) or (proof is None and found.proof is not None):
-        return None
-    if text is not None:
-        context.metrics.recalls.labels("id").inc()
-    given = Given(found, head_of(said), text, proof)
-    context.response_cache.given.put(found.id, given, given.size)
-    return spliced(given.head, text, proof)
-
-
 async def wait(context: Context, caller: Caller, request_id: str, until: float) -> Any:
     """The row of a request, once it has ended or the time is up.
 
@@ -173,35 +173,6 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
                     context.notifier.notify_here(request_id)
                 return row
             await changes.wait(left)
-
-
-async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
-    """The answer object of a request as JSON text, its plan verified on the way out; and whether it has ended.
-
-    Raises:
-        Gone: the answer's plan has been evicted, or was damaged.
-    """
-    if not row.ended:
-        return rendered(await current_answer(context, row), None), False
-    said = sound_answer(context, row)
-    if said is None:
-        raise Gone(_DAMAGED)
-    plan = text = proof = None
-    async with context.database.read(brief=True) as connection:
-        if row.plan_id is not None:
-            plan = await context.store.plan(connection, row.plan_id)
-        if row.proof_id is not None:
-            proof = await context.store.proof(connection, row.proof_id)
-    if row.plan_id is not None:
-        text = None if plan is None else await plan_text(context, caller, plan, row.budget_bytes)
-        if text is None:
-            raise Gone("this answer's plan is no longer stored; POST the problem again")
-    if row.proof_id is None:
-        return rendered(said, text), True
-    certificate = None if proof is None else await proof_text(context, caller, proof, row.graph_key, row.budget_bytes)
-    if certificate is None:
-        raise Gone("this answer's certificate is no longer stored; POST the problem again")
-    return rendered(said, text, certificate), True
 
 
 def told(seals: Seals, row: Any) -> dict[str, Any]:
@@ -252,33 +223,37 @@ async def stored_subject(context: Context, caller: Caller, graph_key: str) -> Su
     return None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
 
 
-async def proof_text(
-    context: Context, caller: Caller, proof: StoredProof, graph_key: str, net_budget: int
+async def plan_text(
+    context: Context, caller: Caller, graph_key: str, packed: bytes, claimed: Verdict, net_budget: int
 ) -> bytes | None:
-    """A stored certificate as JSON text if it proves what it should for a graph."""
+    """The plan of a row as JSON text if the verifier passes it."""
+    text = context.verifier.text_in_memory(graph_key, net_budget, packed, claimed)
+    if text is not None:
+        return text
     subject = await stored_subject(context, caller, graph_key)
     if subject is None:
         return None
-    problem = Problem(subject, net_budget)
-    checked = await context.verifier.proof(graph_key, problem, proof.data)
-    if checked is not None and checked.proves(proof.bound_ns):
-        return checked.text
-    context.metrics.damaged.labels("proof").inc()
-    log.error("a stored certificate is damaged and is not given", graph=graph_key, budget=net_budget)
-    return None
-
-
-async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
-    """A stored plan as JSON text if the verifier passes it."""
-    claimed = Verdict(plan.cost_ns, plan.peak_bytes)
-    subject = await stored_subject(context, caller, plan.graph_key)
-    if subject is None:
-        return None
-    problem = Problem(subject, net_budget)
-    text = await context.verifier.text(plan.graph_key, problem, plan.data, claimed)
+    text = await context.verifier.text(graph_key, Problem(subject, net_budget), packed, claimed)
     if text is None:
         context.metrics.rejections.labels("store").inc()
     return text
+
+
+async def _proof_text(context: Context, caller: Caller, found: EndedRequest) -> bytes | None:
+    """The certificate of a row as JSON text if it proves what it should."""
+    packed, budget = found.proof or b"", found.budget_bytes
+    text = context.verifier.proof_text_in_memory(found.graph_key, budget, packed)
+    if text is not None:
+        return text
+    subject = await stored_subject(context, caller, found.graph_key)
+    if subject is None:
+        return None
+    checked = await context.verifier.proof(found.graph_key, Problem(subject, budget), packed)
+    if checked is not None and checked.proves(found.proved_ns):
+        return checked.text
+    context.metrics.damaged.labels("proof").inc()
+    log.error("a stored certificate is damaged and is not given", graph=found.graph_key, budget=budget)
+    return None
 
 
 async def problem_of(context: Context, caller: Caller, request_id: str, node_link: bool = False) -> bytes:
@@ -325,10 +300,9 @@ async def timeline_of(context: Context, caller: Caller, request_id: str) -> dict
         NotFound: there is no such request.
         Gone: its graph or its plan has been evicted.
     """
-    row = await find_request(context, caller, request_id)
     problem = await problem_of(context, caller, request_id)
-    answer, _ = await body_of(context, caller, row)
-    return await asyncio.to_thread(_timeline, problem, answer)
+    body, _ = await answer(context, caller, request_id, context.clock.monotonic())
+    return await asyncio.to_thread(_timeline, problem, body)
 
 
 def _timeline(problem: bytes, answer: bytes) -> dict[str, Any]:

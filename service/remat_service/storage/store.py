@@ -106,6 +106,7 @@ class EndedRequest(NamedTuple):
     cost_ns: int | None
     peak_bytes: int | None
     proof: bytes | None
+    proved_ns: int | None
 
 
 Row = StoredPlan | StoredProof | Claim | Floor | Effort
@@ -249,6 +250,7 @@ _ENDED_REQUEST = (
         plans.c.cost_ns,
         plans.c.peak_bytes,
         proofs.c.data.label("proof"),
+        proofs.c.bound_ns.label("proved_ns"),
     )
     .select_from(
         requests.outerjoin(plans, plans.c.id == requests.c.plan_id).outerjoin(

@@ -56,7 +56,9 @@ async def get_plan(
     context: Context = request.app.state.context
     net, keys = await _problem_by_digest(context, caller, digest, method_of(method))
     known = replace(await context.cache.known(caller, keys, net), near=None)
-    text = None if known.plan is None else await plan_text(context, caller, known.plan, net.budget_bytes)
+    plan, text = known.plan, None
+    if plan is not None:
+        text = await plan_text(context, caller, plan.graph_key, plan.data, plan.claimed, net.budget_bytes)
     if text is None:
         raise NotFound(_NO_PLAN)
     certificate = None if known.proof is None else known.proof.text
