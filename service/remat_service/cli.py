@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from .commands import operate
+from .commands.audit import audit
 from .commands.tenants import groups_app, keys_app, tenants_app
 from .errors import ServiceError
 from .processes.sandbox import hide
 from .settings import Settings
-from .tenants.keys import acts
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")]
 Workers = Annotated[int | None, typer.Option(help="Solves run at once.")]
 
 
@@ -47,7 +44,7 @@ def root(
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one and prints it.")] = None,
-    database_url: DatabaseUrl = None,
+    database_url: operate.DatabaseUrl = None,
     workers: Workers = None,
 ) -> None:
     """Run the service until a signal; the line `remat-service ready on URL` says where."""
@@ -75,12 +72,6 @@ def worker(
 
 
 @app.command()
-def migrate(database_url: DatabaseUrl = None) -> None:
-    """Bring the database's schema up to date."""
-    operate.upgrade(_settings(database_url=database_url))
-
-
-@app.command()
 def openapi() -> None:
     """Print the OpenAPI document as YAML."""
     from .web.app import as_yaml, create_app
@@ -88,52 +79,8 @@ def openapi() -> None:
     sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
 
 
-@app.command()
-def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
-    """Copy a SQLite database, also while a service runs on it."""
-    operate.backup(target)
-
-
-@app.command()
-def audit(
-    sample: Annotated[int, typer.Option(min=0, help="Stored problems to solve again.")] = 0,
-    seconds: Annotated[float, typer.Option(help="For each of them, and no more than it took.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Which problems are in the sample.")] = 0,
-    instances: Annotated[Path, typer.Option(help="Folder for the instances of contradictions.")] = Path("audited"),
-    apply: Annotated[bool, typer.Option("--apply", help="Repair and drop what is damaged; can't be undone.")] = False,
-) -> None:
-    """Read everything in the store again, also while a service runs: what is damaged, and which bounds a plan refutes.
-
-    Exit code 1 where something is wrong; plans that got worse with this version of the solver are only reported.
-    """
-    from .commands.audit import audit as run
-
-    found = run(sample, seconds, seed, instances, typer.echo, apply)
-    typer.echo("  ".join(f"{what} {count}" for what, count in found.items()))
-    if not apply and any(what.endswith((" dropped", " mended")) for what in found):
-        typer.echo("nothing was changed: `remat-service audit --apply` drops and mends what is named", err=True)
-    if found["wrong"]:
-        raise typer.Exit(1)
-
-
-@app.command()
-def history(
-    limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100,
-) -> None:
-    """Print who has changed tenants, keys, groups or the store: one JSON object per line, oldest first."""
-    for row in operate.in_database(lambda connection: acts(connection, limit)):
-        typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
-
-
-@app.command()
-def top(
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
-) -> None:
-    """Show who works, what waits and runs of each tenant, and the store, until it is interrupted."""
-    operate.top(every, 1 if once else 0)
-
-
+for command in (operate.migrate, operate.backup, audit, operate.history, operate.top):
+    app.command()(command)
 app.add_typer(operate.store_app, name="store")
 app.add_typer(groups_app, name="groups")
 app.add_typer(keys_app, name="keys")

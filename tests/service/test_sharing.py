@@ -199,7 +199,7 @@ def test_administration_is_written_down(own: Service) -> None:
     cli(own, "keys", "revoke", old)
     text = cli(own, "history", "--limit", "5")
     lines = [json.loads(line) for line in text.splitlines()]
-    acts = ["keys create", "tenants quota", "tenants disown", "keys rotate", "keys revoke"]
+    acts = ["keys create", "tenants change", "tenants disown", "keys rotate", "keys revoke"]
     assert [line["act"] for line in lines] == acts
     assert lines[1]["most_queued"] == 3
     assert lines[0]["key"] == lines[3]["key"] == lines[4]["key"] == old

@@ -292,7 +292,7 @@ def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["history"], env=url)
     acts = [json.loads(line) for line in done.output.splitlines()]
     changes = [
-        {name: act[name] for name in act if name.startswith("most_")} for act in acts if act["act"] == "tenants quota"
+        {name: act[name] for name in act if name.startswith("most_")} for act in acts if act["act"] == "tenants change"
     ]
     assert changes == [
         {"most_requests": 3, "most_running": 7},

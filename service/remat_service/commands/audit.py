@@ -13,10 +13,10 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from sqlalchemy import Delete, Table, Update, delete, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -83,16 +83,8 @@ class Audit:
             than the one stored, or none.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        seals: Seals | None,
-        say: Callable[[str], None],
-        folder: Path,
-        seconds: float,
-        apply: bool,
-    ) -> None:
-        self._database, self._seals, self._say, self._apply = database, seals, say, apply
+    def __init__(self, database: Database, seals: Seals | None, folder: Path, seconds: float, apply: bool) -> None:
+        self._database, self._seals, self._apply = database, seals, apply
         self._folder, self._seconds = folder, seconds
         self._callers: list[Caller] = []
         looked = ("graphs", "plans", "certificates", "claimed bounds", "solved again", "wrong", "worse")
@@ -237,7 +229,7 @@ class Audit:
             method_named(row.method).read_options(row.options)
         except InvalidData as error:
             # an older solver had this method or option, which makes nothing wrong that it left
-            self._say(f"not solved again: graph {row.graph_key} within {row.budget_bytes} bytes: {error}")
+            typer.echo(f"not solved again: graph {row.graph_key} within {row.budget_bytes} bytes: {error}")
             return
         self.found["solved again"] += 1
         seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
@@ -258,7 +250,7 @@ class Audit:
             return
         self.found["worse"] += 1
         now = "no plan" if answer.cost_ns is None else f"{answer.cost_ns} ns, {answer.cost_ns / row.cost_ns - 1:+.3%}"
-        self._say(
+        typer.echo(
             f"worse: graph {row.graph_key} within {row.budget_bytes} bytes by {row.method}: stored {row.cost_ns} ns "
             f"after {row.spent_s:.1f} s, now {now} after {answer.seconds:.1f} s"
         )
@@ -271,7 +263,7 @@ class Audit:
             path = self._folder / f"{self.found['wrong']:03}.json"
             path.write_text(json.dumps(instance))
             written = f" ({path})"
-        self._say(f"wrong: {claim}{written}")
+        typer.echo(f"wrong: {claim}{written}")
 
     async def _change(self, what: str, *statements: Update | Delete) -> None:
         """Count what is to be done and, where that is wanted, carry it out in one transaction."""
@@ -283,26 +275,34 @@ class Audit:
 
 
 def audit(
-    sample: int, seconds: float, seed: int, folder: Path, say: Callable[[str], None], apply: bool = False
-) -> Counter[str]:
-    """Look through the store of the settings, and say what was found.
+    sample: Annotated[int, typer.Option(min=0, help="Stored problems to solve again.")] = 0,
+    seconds: Annotated[float, typer.Option(help="For each of them, and no more than it took.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Which problems are in the sample.")] = 0,
+    instances: Annotated[Path, typer.Option(help="Folder for the instances of contradictions.")] = Path("audited"),
+    apply: Annotated[bool, typer.Option("--apply", help="Repair and drop what is damaged; can't be undone.")] = False,
+) -> None:
+    """Read everything in the store again, also while a service runs: what is damaged, and which bounds a plan refutes.
 
-    Raises:
-        ServiceError: the seal key is at hand and is not the store's; the schema is another version's.
+    Exit code 1 where something is wrong; plans that got worse with this version of the solver are only reported.
     """
 
     async def run() -> Counter[str]:
         async with opened(Settings(), upgraded=False) as (database, seals):
-            looks = Audit(database, seals, say, folder, seconds, apply)
+            looks = Audit(database, seals, instances, seconds, apply)
             await looks.run(sample, seed)
             if apply:
                 async with database.write() as connection:
                     await record(connection, operator(), "audit", looks.found)
             if seals is None:
-                say("seals were not looked at: their key is not here (REMAT_SEAL_KEY)")
+                typer.echo("seals were not looked at: their key is not here (REMAT_SEAL_KEY)")
             return looks.found
 
-    return asyncio.run(run())
+    found = asyncio.run(run())
+    typer.echo("  ".join(f"{what} {count}" for what, count in found.items()))
+    if not apply and any(what.endswith((" dropped", " mended")) for what in found):
+        typer.echo("nothing was changed: `remat-service audit --apply` drops and mends what is named", err=True)
+    if found["wrong"]:
+        raise typer.Exit(1)
 
 
 async def _sample(connection: AsyncConnection, count: int, seed: int) -> frozenset[tuple[str, int, str]]:

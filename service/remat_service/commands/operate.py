@@ -1,4 +1,4 @@
-"""`remat-service solves`, `top`, `store` and `backup`, and the database of the settings, in which commands work.
+"""`remat-service solves`, `top`, `store`, `history`, `migrate` and `backup`, and the database in which commands work.
 
 Before a command works in it, the database's schema is brought up to date and its seal key checked.
 """
@@ -6,30 +6,33 @@ Before a command works in it, the database's schema is brought up to date and it
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
+from pydantic import SecretStr
 from sqlalchemy import URL, delete, func, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
 from ..errors import Invalid, ServiceError
 from ..requests import operate
-from ..requests.completion import cancel_solve
 from ..settings import Settings, driver_url
 from ..storage import migrations
-from ..storage.database import Database, migrate, read_only
+from ..storage.database import Database, read_only
+from ..storage.database import migrate as bring_up_to_date
 from ..storage.seals import Seals, adopt_key, check_key, seals_at_hand, seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
-from ..tenants.keys import operator, record
+from ..tenants.keys import acts, operator, record
 
 T = TypeVar("T")
+DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")]
 
 
 @asynccontextmanager
@@ -46,7 +49,7 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
     try:
         seals = seals_at_hand(settings)
         if upgraded:
-            await migrate(database)
+            await bring_up_to_date(database)
         async with database.read() as connection:
             found = await connection.run_sync(migrations.current)
             if found != migrations.head():
@@ -119,62 +122,52 @@ def list_solves(
         raise Invalid(f"unknown state {state!r}; there are: {', '.join(operate.STATES)}")
     for row in in_database(lambda connection: operate.list_solves(connection, tenant, state, limit)):
         typer.echo(
-            f"{row['id']}  {row['tenant']}  {row['state']}  {row['method']}  {row['worker'] or '-'}  "
-            f"{row['requests']} waiting  {row['spent_s']:.1f} s  {row['queued_at']}"
+            f"{row.id}  {row.tenant}  {row.state}  {row.method}  {row.worker or '-'}  {row.requests} waiting  "
+            f"{row.spent_s:.1f} s  {row.queued_at}"
         )
 
 
 @solves_app.command("cancel")
 def cancel(ids: Annotated[list[str], typer.Argument(help="Ids of solves, as `solves list` prints them.")]) -> None:
     """End solves: every request that waits for one is answered with what was found so far."""
-
-    async def work(context: Context) -> int:
-        ended = 0
-        for solve_id in ids:
-            ended += await cancel_solve(context, solve_id)
-        async with context.database.write() as connection:
-            await record(connection, operator(), "solves cancel", {"solves": ids, "requests": ended})
-        return ended
-
-    typer.echo(f"{in_context(work)} requests ended")
+    typer.echo(f"{in_context(lambda context: operate.end_solves(context, operator(), ids))} requests ended")
 
 
-def top(every_s: float, rounds: int) -> None:
-    """Print the operators' view again and again; `rounds` 0 means until it is interrupted."""
-    done = 0
+def top(
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+) -> None:
+    """Show who works, what waits and runs of each tenant, and the store, until it is interrupted."""
     while True:
-        found = in_context(operate.overview)
-        if rounds != 1:
-            typer.echo("\033[2J\033[H", nl=False)
-        for line in lines_of(found):
-            typer.echo(line)
-        done += 1
-        if done == rounds:
+        lines = lines_of(in_context(operate.overview))
+        typer.echo("\n".join(lines if once else ["\033[2J\033[H" + lines[0], *lines[1:]]))
+        if once:
             return
-        time.sleep(every_s)
+        time.sleep(every)
 
 
-def lines_of(found: dict[str, Any]) -> list[str]:
+def lines_of(found: operate.Overview) -> list[str]:
     """The operators' view as lines of a terminal."""
-    oldest, hour = found["oldest_queued_s"], found["last_hour"]
+    hour = found.last_hour
     lines = [
-        f"remat-service {found['version']}  {'ready' if found['ready'] else 'not ready'}",
-        f"workers  {found['workers_busy']} busy of {found['workers_alive']} alive",
-        f"solves   {found['running']} running  {found['queued']} waiting  "
-        f"oldest {'-' if oldest is None else f'{oldest:.0f} s'}",
-        f"store    {found['store_bytes'] / 2**20:.1f} MiB",
-        f"1 hour   {hour['requests']} requests  {hour['hits']} from the store, which saved {hour['saved_s']:.0f} s  "
-        f"{hour['solves']} solves  {hour['failures']} failed",
+        f"remat-service {found.version}  {'ready' if found.ready else 'not ready'}",
+        f"workers  {found.workers_busy} busy of {found.workers_alive} alive",
+        f"solves   {found.running} running  {found.queued} waiting  oldest {_seconds(found.oldest_queued_s, ' s')}",
+        f"store    {found.store_bytes / 2**20:.1f} MiB",
+        f"1 hour   {hour.requests} requests  {hour.hits} from the store, which saved {hour.saved_s:.0f} s  "
+        f"{hour.solves} solves  {hour.failures} failed",
         "",
         f"{'tenant':<30} {'running':>8} {'waiting':>8} {'oldest s':>9} {'solver s':>10}",
     ]
-    for each in found["tenants"]:
-        since = each["oldest_queued_s"]
-        lines.append(
-            f"{each['tenant'][:30]:<30} {each['running']:>8} {each['queued']:>8} "
-            f"{'-' if since is None else f'{since:.0f}':>9} {each['solver_seconds']:>10.1f}"
-        )
-    return lines
+    return lines + [
+        f"{each.tenant[:30]:<30} {each.running:>8} {each.queued:>8} {_seconds(each.oldest_queued_s):>9} "
+        f"{each.solver_seconds:>10.1f}"
+        for each in found.tenants
+    ]
+
+
+def _seconds(number: float | None, unit: str = "") -> str:
+    return "-" if number is None else f"{number:.0f}{unit}"
 
 
 store_app = typer.Typer(no_args_is_help=True, help="List or remove what is stored, of all tenants.")
@@ -234,7 +227,7 @@ def adopt() -> None:
     async def work() -> None:
         database = Database(settings.database_url.get_secret_value())
         try:
-            await migrate(database)
+            await bring_up_to_date(database)
             async with database.write() as connection:
                 await adopt_key(database, connection, seals_of(settings))
                 await record(connection, operator(), "store adopt-key", {})
@@ -244,22 +237,24 @@ def adopt() -> None:
     asyncio.run(work())
 
 
-def upgrade(settings: Settings) -> None:
-    """Bring the schema up to date."""
+def migrate(database_url: DatabaseUrl = None) -> None:
+    """Bring the database's schema up to date."""
 
     async def work() -> None:
-        async with opened(settings):
+        async with opened(Settings() if database_url is None else Settings(database_url=SecretStr(database_url))):
             pass
 
     asyncio.run(work())
 
 
-def backup(target: Path) -> None:
-    """Copy the SQLite database of the settings to a new file, also while a service runs on it.
+def history(limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100) -> None:
+    """Print who has changed tenants, keys, groups or the store: one JSON object per line, oldest first."""
+    for row in in_database(lambda connection: acts(connection, limit)):
+        typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
 
-    Raises:
-        Invalid: the database is not SQLite, or not there, or the target is.
-    """
+
+def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
+    """Copy a SQLite database, also while a service runs on it."""
     url = driver_url(Settings().database_url.get_secret_value())
     if not isinstance(url, URL):
         raise Invalid("this is not a SQLite database; use pg_dump")

@@ -7,17 +7,16 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import typer
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
-from ..context import Context
-from ..errors import Invalid, NotFound
+from ..errors import NotFound
+from ..requests import operate
 from ..requests.attachments import let_names
-from ..requests.completion import cancel_tenant
 from ..storage.tables import scopes, tenants
 from ..tenants import keys
-from ..tenants.keys import operator, raise_epoch, record
+from ..tenants.keys import operator, raise_epoch
 from ..tenants.quotas import QUOTAS
 from .operate import in_context, in_database
 
@@ -167,12 +166,9 @@ def quota(
     named = dict(zip(QUOTAS, (running, queued, solver_seconds, stored_bytes, requests, profiles), strict=True))
     limits = {column: None if limit == _NONE else limit for column, limit in named.items() if limit is not None}
 
-    async def work(connection: AsyncConnection) -> str:
-        if limits:
-            await connection.execute(update(tenants).where(tenants.c.name == name).values(limits))
-        return _quotas(await keys.tenant_row(connection, name))
-
-    typer.echo(in_database(work, "tenants quota" if limits else None, name=name, **limits))
+    if limits:
+        in_context(lambda context: operate.change_tenant(context, operator(), name, limits))
+    typer.echo(_quotas(in_database(lambda connection: keys.tenant_row(connection, name))))
 
 
 @tenants_app.command("names")
@@ -207,18 +203,8 @@ def disown(name: str) -> None:
 @tenants_app.command("disable")
 def disable(name: str, again: Annotated[bool, typer.Option("--enable", help="Let it in again.")] = False) -> None:
     """Refuse every key of a tenant, and end what it has under way; what others wait for, too, goes on."""
-    if name == keys.DEFAULT_TENANT:
-        raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS")
-
-    async def work(context: Context) -> int:
-        act = "tenants enable" if again else "tenants disable"
-        async with context.database.write() as connection:
-            tenant_id = await keys.tenant_named(connection, name)
-            await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(disabled=not again))
-            await record(connection, operator(), act, {"name": name})
-        return 0 if again else await cancel_tenant(context, tenant_id)
-
-    ended = in_context(work)
+    changes = {"disabled": not again}
+    _, ended = in_context(lambda context: operate.change_tenant(context, operator(), name, changes))
     if ended:
         typer.echo(f"{ended} requests ended", err=True)
 

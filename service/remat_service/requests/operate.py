@@ -1,24 +1,84 @@
-"""What an operator sees and ends: solves of all tenants, what waits, who works."""
+"""What an operator sees, ends and changes: solves of all tenants, what waits, who works, tenants."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, distinct, func, select, text
+from sqlalchemy import case, distinct, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_solver import solver_version
 
 from ..context import Context
+from ..errors import Invalid
 from ..storage.eviction import store_bytes
 from ..storage.tables import requests, solves, tenants
+from ..tenants.keys import DEFAULT_TENANT, record, tenant_row
+from .attachments import drop_names
+from .completion import cancel_solve, cancel_tenant
 
 STATES = ("queued", "running", "ended")
 _ALIVE = text("SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat > now() - make_interval(secs => :limit)")
 
 
-async def queue_by_tenant(context: Context, connection: AsyncConnection) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TenantUse:
+    """What a tenant has in the queue, and the seconds of solving that it has had of what is stored."""
+
+    tenant: str
+    queued: int
+    running: int
+    oldest_queued_s: float | None
+    solver_seconds: float
+
+
+@dataclass(frozen=True)
+class LastHour:
+    """Requests and solves of the last hour; `saved_s`: of solving, by answers from the store."""
+
+    requests: int
+    hits: int
+    saved_s: float
+    solves: int
+    failures: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The operators' view."""
+
+    version: str
+    ready: bool
+    workers_alive: int
+    workers_busy: int
+    queued: int
+    running: int
+    oldest_queued_s: float | None
+    store_bytes: int
+    last_hour: LastHour
+    tenants: list[TenantUse]
+
+
+@dataclass(frozen=True)
+class SolveOfAll:
+    """A solve as an operator sees it; `requests` wait for it."""
+
+    id: str
+    tenant: str
+    state: str
+    method: str
+    priority: int
+    attempt: int
+    worker: str | None
+    requests: int
+    spent_s: float
+    queued_at: str
+
+
+async def queue_by_tenant(context: Context, connection: AsyncConnection) -> list[TenantUse]:
     """Of each tenant that has asked for anything: what waits, what runs, since when, and its seconds of solving."""
     waits, runs = solves.c.state == "queued", solves.c.state == "running"
     query = (
@@ -36,15 +96,7 @@ async def queue_by_tenant(context: Context, connection: AsyncConnection) -> list
     found = []
     for row in await connection.execute(query):
         oldest = None if row.oldest is None else max(0.0, (context.clock.now() - row.oldest).total_seconds())
-        found.append(
-            {
-                "tenant": row.name,
-                "queued": row.queued,
-                "running": row.running,
-                "oldest_queued_s": oldest,
-                "solver_seconds": float(row.solver_seconds or 0.0),
-            }
-        )
+        found.append(TenantUse(row.name, row.queued, row.running, oldest, float(row.solver_seconds or 0.0)))
     return found
 
 
@@ -59,7 +111,7 @@ async def workers(context: Context, connection: AsyncConnection) -> tuple[int, i
     return max(alive, busy), busy
 
 
-async def last_hour(context: Context, connection: AsyncConnection) -> dict[str, Any]:
+async def last_hour(context: Context, connection: AsyncConnection) -> LastHour:
     """Requests and how many of them the store answered, solves and failures, and the seconds of solving saved.
 
     An answer from the store saves the seconds that it took to find. Solves from before a trim of rows are not counted.
@@ -76,40 +128,72 @@ async def last_hour(context: Context, connection: AsyncConnection) -> dict[str, 
         solves.c.state == "ended", solves.c.ended_at > since
     )
     of_requests, of_solves = (await connection.execute(asked)).one(), (await connection.execute(solved)).one()
-    return {
-        "requests": of_requests.requests,
-        "hits": of_requests.hits,
-        "saved_s": float(of_requests.saved_s or 0.0),
-        "solves": of_solves.solves,
-        "failures": of_solves.failures,
-    }
+    return LastHour(
+        of_requests.requests,
+        of_requests.hits,
+        float(of_requests.saved_s or 0.0),
+        of_solves.solves,
+        of_solves.failures,
+    )
 
 
-async def overview(context: Context) -> dict[str, Any]:
+async def overview(context: Context) -> Overview:
     """The operators' view: version, workers, the queue by tenant, the store."""
     async with context.database.read() as connection:
         by_tenant = await queue_by_tenant(context, connection)
         alive, busy = await workers(context, connection)
         stored = await store_bytes(connection)
         recent = await last_hour(context, connection)
-    oldest = [each["oldest_queued_s"] for each in by_tenant if each["oldest_queued_s"] is not None]
-    return {
-        "version": solver_version(),
-        "ready": await context.health.wrong() is None and not context.stopping,
-        "workers_alive": alive,
-        "workers_busy": busy,
-        "queued": sum(each["queued"] for each in by_tenant),
-        "running": sum(each["running"] for each in by_tenant),
-        "oldest_queued_s": max(oldest, default=None),
-        "store_bytes": stored,
-        "last_hour": recent,
-        "tenants": by_tenant,
-    }
+    return Overview(
+        solver_version(),
+        await context.health.wrong() is None and not context.stopping,
+        alive,
+        busy,
+        sum(each.queued for each in by_tenant),
+        sum(each.running for each in by_tenant),
+        max((each.oldest_queued_s for each in by_tenant if each.oldest_queued_s is not None), default=None),
+        stored,
+        recent,
+        by_tenant,
+    )
+
+
+async def end_solves(context: Context, actor: str, solve_ids: Sequence[str]) -> int:
+    """End every request that waits for these solves; how many.
+
+    Raises:
+        NotFound: there is no such solve.
+    """
+    ended = 0
+    for solve_id in solve_ids:
+        ended += await cancel_solve(context, solve_id)
+    async with context.database.write() as connection:
+        await record(connection, actor, "solves cancel", {"solves": list(solve_ids), "requests": ended})
+    return ended
+
+
+async def change_tenant(context: Context, actor: str, name: str, changes: Mapping[str, Any]) -> tuple[Any, int]:
+    """Change columns of a tenant; its row, and how many requests were ended since it is disabled from here on.
+
+    Raises:
+        NotFound: there is no such tenant.
+        Invalid: it is the default tenant, and is to be disabled.
+    """
+    if name == DEFAULT_TENANT and changes.get("disabled"):
+        raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
+    async with context.database.write() as connection:
+        if changes:
+            await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
+        row = await tenant_row(connection, name)
+        if changes.get("store_names") is False:
+            await drop_names(connection, row.id)
+        await record(connection, actor, "tenants change", {"name": name, **changes})
+    return row, await cancel_tenant(context, row.id) if changes.get("disabled") else 0
 
 
 async def list_solves(
     connection: AsyncConnection, tenant: str | None, state: str | None, limit: int
-) -> list[dict[str, Any]]:
+) -> list[SolveOfAll]:
     """The latest solves, newest first."""
     waiting = select(func.count()).where(requests.c.solve_id == solves.c.id, requests.c.ended.is_(False))
     query = select(solves, tenants.c.name.label("tenant"), waiting.scalar_subquery().label("requests")).join(
@@ -120,7 +204,5 @@ async def list_solves(
     if state is not None:
         query = query.where(solves.c.state == state)
     rows = await connection.execute(query.order_by(solves.c.queued_at.desc(), solves.c.id.desc()).limit(limit))
-    names = ("id", "tenant", "state", "method", "priority", "attempt", "worker", "requests", "spent_s")
-    return [
-        {name: getattr(row, name) for name in names} | {"queued_at": row.queued_at.isoformat()} for row in rows.all()
-    ]
+    found = [{**row._mapping, "queued_at": row.queued_at.isoformat()} for row in rows]
+    return [SolveOfAll(**{each.name: row[each.name] for each in fields(SolveOfAll)}) for row in found]

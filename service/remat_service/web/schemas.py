@@ -18,6 +18,7 @@ from remat_ir import ANSWER
 from remat_ir.schema import COMPONENTS, AnyInteger, Document, Member, Nested, OneOf, Text
 
 from ..errors import KINDS
+from ..requests.operate import SolveOfAll
 
 
 class AnswerDocument(RootModel[dict[str, Any]]):
@@ -229,56 +230,6 @@ class Problem(BaseModel):
     detail: str
     pointer: str | None = None
     issuer: str | None = None
-
-
-class TenantUse(BaseModel):
-    """What a tenant has in the queue, and the seconds of solving that it has had of what is stored."""
-
-    tenant: str
-    queued: int
-    running: int
-    oldest_queued_s: float | None
-    solver_seconds: float
-
-
-class LastHour(BaseModel):
-    """Requests and solves of the last hour; `saved_s`: of solving, by answers from the store."""
-
-    requests: int
-    hits: int
-    saved_s: float
-    solves: int
-    failures: int
-
-
-class Overview(BaseModel):
-    """The operators' view."""
-
-    version: str
-    ready: bool
-    workers_alive: int
-    workers_busy: int
-    queued: int
-    running: int
-    oldest_queued_s: float | None
-    store_bytes: int
-    last_hour: LastHour
-    tenants: list[TenantUse]
-
-
-class SolveOfAll(BaseModel):
-    """A solve as an operator sees it; `requests` wait for it."""
-
-    id: str
-    tenant: str
-    state: str
-    method: str
-    priority: int
-    attempt: int
-    worker: str | None
-    requests: int
-    spent_s: float
-    queued_at: str
 
 
 class SolvesOfAll(BaseModel):

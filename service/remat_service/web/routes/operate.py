@@ -6,25 +6,21 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import select
 
 from remat_ir.schema import Array, Document, Flag, Integer, Member, Number, Text
 
 from ...clock import SYSTEM
 from ...context import Context
-from ...errors import Invalid
 from ...identity import OPERATE, Caller
 from ...requests import operate
-from ...requests.attachments import drop_names
-from ...requests.completion import cancel_solve, cancel_tenant
 from ...storage.tables import tenants
 from ...tenants import keys
 from ...tenants.keys import record
 from ...tenants.quotas import QUOTAS
 from ..authentication import caller_with
 from ..body import no_body, read_document
-from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow, body, refusals
+from ..schemas import Ended, KeyList, KeyMade, SolvesOfAll, TenantList, TenantRow, body, refusals
 
 _LIMIT = Member(Integer(), None, "None removes the limit.", nullable=True)
 TENANT_CHANGE = Document(
@@ -72,12 +68,11 @@ def _context(request: Request) -> Context:
     return context
 
 
-async def _note(connection: AsyncConnection, caller: Caller, act: str, **about: Any) -> None:
-    who = f"key {caller.key_id} of {caller.tenant}" if caller.key_id else caller.tenant
-    await record(connection, who, act, about)
+def _who(caller: Caller) -> str:
+    return f"key {caller.key_id} of {caller.tenant}" if caller.key_id else caller.tenant
 
 
-@router.get("/overview", summary="Who works, and what waits", response_model=Overview, responses=refusals())
+@router.get("/overview", summary="Who works, and what waits", response_model=operate.Overview, responses=refusals())
 async def get_overview(request: Request, caller: Operator) -> Any:
     """Version, workers alive and busy, the queue by tenant, the store."""
     return await operate.overview(_context(request))
@@ -103,12 +98,8 @@ async def end_solve(
     request: Request, solve_id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], caller: Operator
 ) -> Any:
     """Every request that waits for it is answered with what was found so far."""
-    context = _context(request)
     await no_body(request)
-    ended = await cancel_solve(context, solve_id)
-    async with context.database.write() as connection:
-        await _note(connection, caller, "solves cancel", solves=[solve_id], requests=ended)
-    return {"requests": ended}
+    return {"requests": await operate.end_solves(_context(request), _who(caller), [solve_id])}
 
 
 @router.get("/tenants", summary="Tenants and their quotas", response_model=TenantList, responses=refusals())
@@ -131,7 +122,7 @@ async def add_tenant(request: Request, caller: Operator) -> Any:
     found = await read_document(request, TENANT_REQUEST)
     async with _context(request).database.write() as connection:
         await keys.add_tenant(connection, found["name"], found.get("group"), found.get("weight", 1.0))
-        await _note(connection, caller, "tenants add", **found)
+        await record(connection, _who(caller), "tenants add", found)
         return _tenant(await keys.tenant_row(connection, found["name"]))
 
 
@@ -144,21 +135,9 @@ async def add_tenant(request: Request, caller: Operator) -> Any:
 )
 async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
     """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
-    context = _context(request)
     found = await read_document(request, TENANT_CHANGE)
     changes = {key: value for key, value in found.items() if value is not None or key in QUOTAS}
-    if name == keys.DEFAULT_TENANT and changes.get("disabled"):
-        raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
-    async with context.database.write() as connection:
-        if changes:
-            await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
-        row = await keys.tenant_row(connection, name)
-        if changes.get("store_names") is False:
-            await drop_names(connection, row.id)
-        await _note(connection, caller, "tenants change", name=name, **changes)
-    if changes.get("disabled"):
-        await cancel_tenant(context, row.id)
-    return _tenant(row)
+    return _tenant((await operate.change_tenant(_context(request), _who(caller), name, changes))[0])
 
 
 @router.get("/keys", summary="API keys", response_model=KeyList, responses=refusals())
@@ -197,7 +176,8 @@ async def add_key(request: Request, caller: Operator) -> Any:
     expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
     async with _context(request).database.write() as connection:
         key_id, key = await keys.add_key(connection, found["tenant"], found.get("label") or "", scopes, expires_at)
-        await _note(connection, caller, "keys create", tenant=found["tenant"], scopes=scopes, key=key_id)
+        about = {"tenant": found["tenant"], "scopes": scopes, "key": key_id}
+        await record(connection, _who(caller), "keys create", about)
     return {"id": key_id, "key": key}
 
 
@@ -206,7 +186,7 @@ async def revoke_key(request: Request, key_id: Annotated[str, Path(max_length=32
     """Servers notice within two seconds."""
     async with _context(request).database.write() as connection:
         tenant = await keys.revoke_key(connection, key_id)
-        await _note(connection, caller, "keys revoke", key=key_id, tenant=tenant)
+        await record(connection, _who(caller), "keys revoke", {"key": key_id, "tenant": tenant})
 
 
 def _tenant(row: Any) -> dict[str, Any]:

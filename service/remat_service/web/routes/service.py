@@ -73,13 +73,13 @@ async def _look(context: Context) -> None:
     for gauge in (metrics.tenant_queued, metrics.tenant_running, metrics.tenant_oldest_seconds):
         gauge.clear()
     for each in by_tenant:
-        if each["running"]:
-            metrics.tenant_running.labels(each["tenant"]).set(each["running"])
-        if each["queued"]:
-            metrics.tenant_queued.labels(each["tenant"]).set(each["queued"])
-            metrics.tenant_oldest_seconds.labels(each["tenant"]).set(each["oldest_queued_s"])
-    metrics.queued.set(sum(each["queued"] for each in by_tenant))
-    metrics.in_progress.set(sum(each["running"] for each in by_tenant))
+        if each.running:
+            metrics.tenant_running.labels(each.tenant).set(each.running)
+        if each.oldest_queued_s is not None:
+            metrics.tenant_queued.labels(each.tenant).set(each.queued)
+            metrics.tenant_oldest_seconds.labels(each.tenant).set(each.oldest_queued_s)
+    metrics.queued.set(sum(each.queued for each in by_tenant))
+    metrics.in_progress.set(sum(each.running for each in by_tenant))
     metrics.workers_alive.set(alive)
     metrics.workers_busy.set(busy)
 
