@@ -136,9 +136,8 @@ async def cancel_solve(context: Context, solve_id: str) -> int:
     Raises:
         NotFound: there is no such solve.
     """
-    async with context.database.read() as connection:
-        if await connection.scalar(select(solves.c.id).where(solves.c.id == solve_id)) is None:
-            raise NotFound(f"there is no solve {solve_id!r}")
+    if await context.database.first(select(solves.c.id).where(solves.c.id == solve_id)) is None:
+        raise NotFound(f"there is no solve {solve_id!r}")
     return await _cancel_all(context, requests.c.solve_id == solve_id)
 
 
@@ -173,14 +172,13 @@ async def housekeeping(context: Context) -> None:
 async def expire_queued(context: Context) -> int:
     """End requests whose queue limit has passed before their solve was started."""
     asked = context.waits.moment()
+    query = (
+        select(requests.c.id, requests.c.queue_limit_s, requests.c.solve_id, solves.c.state)
+        .join(solves, solves.c.id == requests.c.solve_id)
+        .where(requests.c.ended.is_(False), requests.c.queue_limit_s.is_not(None))
+    )
     async with context.database.read() as connection:
-        rows = (
-            await connection.execute(
-                select(requests.c.id, requests.c.queue_limit_s, requests.c.solve_id, solves.c.state)
-                .join(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.ended.is_(False), requests.c.queue_limit_s.is_not(None))
-            )
-        ).all()
+        rows = (await connection.execute(query)).all()
     context.waits.forget_others((row.id for row in rows), asked)
     for row in rows:
         context.waits.begin(row.id)  # another process may have taken it in
@@ -212,12 +210,11 @@ async def look(context: Context, seen: dict[str, State]) -> dict[str, State]:
     watched = sorted(context.notifier.keys())
     found: dict[str, State] = {}
     for start in range(0, len(watched), _IDS_A_QUERY):
-        async with context.database.read(brief=True) as connection:
-            rows = await connection.execute(
-                select(requests.c.id, requests.c.ended, solves.c.state, solves.c.cost_ns, solves.c.bound_ns)
-                .outerjoin(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.id.in_(watched[start : start + _IDS_A_QUERY]))
-            )
-            found |= {row.id: tuple(row[1:]) for row in rows}
+        query = (
+            select(requests.c.id, requests.c.ended, solves.c.state, solves.c.cost_ns, solves.c.bound_ns)
+            .outerjoin(solves, solves.c.id == requests.c.solve_id)
+            .where(requests.c.id.in_(watched[start : start + _IDS_A_QUERY]))
+        )
+        found |= {row.id: tuple(row[1:]) for row in await context.database.rows(query)}
     context.notifier.notify_here(*(key for key, state in found.items() if seen.get(key) != state))
     return found

@@ -140,8 +140,7 @@ async def drop_group(context: Context, group_id: str) -> None:
 async def group_row(context: Context, caller: Caller, kind_name: str, group_id: str) -> Any:
     """The row of a group; None where this tenant has no such group of this kind."""
     named = groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id, groups.c.kind == kind_name
-    async with context.database.read() as connection:
-        return (await connection.execute(select(groups).where(*named))).first()
+    return await context.database.first(select(groups).where(*named))
 
 
 async def status(
@@ -154,13 +153,8 @@ async def status(
     """
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     group = await group_row(context, caller, kind_name, group_id)
-    async with context.database.read() as connection:
-        found = await connection.execute(
-            select(requests.c.id, requests.c.idempotency_key)
-            .where(requests.c.group_id == group_id, of_epoch(caller.epoch))
-            .order_by(requests.c.id)
-        )
-        places = _places(found.all())
+    of_group = requests.c.group_id == group_id, of_epoch(caller.epoch)
+    places = _places(await context.database.rows(select(requests.c.id, requests.c.idempotency_key).where(*of_group)))
     if group is None or not places:
         raise NotFound(f"there is no {kind_name} with this id")
     answers: list[dict[str, Any]] = []
@@ -189,9 +183,7 @@ async def give_up(context: Context, caller: Caller, kind_name: str, group_id: st
     if await group_row(context, caller, kind_name, group_id) is None:
         raise NotFound(f"there is no {kind_name} with this id")
     of_group = (requests.c.group_id == group_id, requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
-    async with context.database.read() as connection:
-        found = (await connection.execute(select(requests.c.id).where(*of_group, requests.c.ended.is_(False)))).all()
-    for row in found:
+    for row in await context.database.rows(select(requests.c.id).where(*of_group, requests.c.ended.is_(False))):
         await cancel(context, caller, row.id)
 
 

@@ -218,8 +218,7 @@ async def current_answer(context: Context, row: Any) -> dict[str, Any]:
 
 async def stored_subject(context: Context, caller: Caller, graph_key: str) -> Subject | None:
     """What is stored under the key of a graph; None where it has been evicted, or is damaged."""
-    async with context.database.read(brief=True) as connection:
-        packed = await context.store.graph_row(connection, graph_key)
+    packed = await context.store.graph_row(graph_key)
     return None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
 
 
@@ -283,8 +282,7 @@ async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[s
     if row.solve_id is None:  # served from the store: its end is all there is to tell
         return [_end_point(listed_answer(context, row))] if after == 0 else []
     query = select(*_POINT).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
-    async with context.database.read(brief=True) as connection:
-        found = (await connection.execute(query)).all()
+    found = await context.database.rows(query)
     return [{**point._asdict(), "restricted_to": list(names(point.restricted_to))} for point in found]
 
 

@@ -43,15 +43,11 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     """
     if context.write_behind.holds(ask.start or ""):
         await context.write_behind.flush()
-    async with context.database.read(brief=True) as connection:
-        row = (
-            await connection.execute(
-                select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
-                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
-                )
-            )
-        ).first()
-        plan_row = None if row is None or row.plan_id is None else await context.store.plan(connection, row.plan_id)
+    query = select(requests.c.plan_id).where(
+        requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
+    )
+    row = await context.database.first(query)
+    plan_row = None if row is None or row.plan_id is None else await context.store.plan(row.plan_id)
     if plan_row is None:
         raise Invalid("start names no ended solve of yours that has a plan", "/start")
     plan = await context.verifier.read_plan(plan_row.data)
@@ -144,9 +140,8 @@ class Submission:
         if not await context.store.has_idempotency_key(caller.tenant_id, retry.key):
             return None
         of_key = and_(requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key)
-        async with context.database.read(brief=True) as connection:
-            query = select(requests.c.id, requests.c.body_hash, of_epoch(caller.epoch).label("current")).where(of_key)
-            row = (await connection.execute(query)).first()
+        query = select(requests.c.id, requests.c.body_hash, of_epoch(caller.epoch).label("current")).where(of_key)
+        row = await context.database.first(query)
         if row is None:
             return None
         if not row.current:  # disowned: the key is free again

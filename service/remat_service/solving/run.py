@@ -199,8 +199,7 @@ class SolveRun:
         claim = self.claim
         plan_row = known.plan
         if claim.row.start_plan_id is not None and plan_row is None:
-            async with self.context.database.read(brief=True) as connection:
-                plan_row = await self.context.store.plan(connection, claim.row.start_plan_id)
+            plan_row = await self.context.store.plan(claim.row.start_plan_id)
         plan = None
         if plan_row is not None and plan_row.peak_bytes <= claim.net.budget_bytes:
             plan = await self.context.verifier.plan(plan_row.graph_key, claim.net, plan_row.data, plan_row.claimed)

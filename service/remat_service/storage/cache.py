@@ -209,7 +209,7 @@ class Cache:
         """The best certificate of this very problem, if it was checked before: that of the solve under way."""
         async with self._database.read(brief=True) as connection:
             own = await self._store.own_proof(connection, keys.graph, problem.budget_bytes)
-            row = None if own is None else await self._store.proof(connection, own[0])
+        row = None if own is None else await self._store.proof(own[0])
         if row is None:
             return None
         try:
@@ -278,9 +278,7 @@ class Cache:
             return best, []
         broken = [best]
         method_key = None if keys.any_method else keys.method
-        async with self._database.read(brief=True) as connection:
-            others = await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key)
-        for other in others:
+        for other in await self._store.plans_within(keys.graph, problem.budget_bytes, method_key):
             if other.id == best.id:
                 continue
             if await self._verifier.passes(keys.graph, problem, other.data, other.claimed):

@@ -270,9 +270,8 @@ class Queue:
     async def take_over(self) -> int:
         """Let solves wait again whose worker has shown no sign of life for too long; how many."""
         lapsed = self._lapsed()
-        async with self._database.read(brief=True) as connection:
-            if await connection.scalar(select(solves.c.id).where(lapsed).limit(1)) is None:
-                return 0
+        if await self._database.first(select(solves.c.id).where(lapsed).limit(1)) is None:
+            return 0
         return await self.put_back(lapsed)
 
     async def put_back(self, which: ColumnElement[bool] = solves.c.state == "running") -> int:

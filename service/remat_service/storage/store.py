@@ -304,10 +304,10 @@ class Store:
         row = _columns_of(net, keys.structure)
         await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))
 
-    async def graph_row(self, connection: AsyncConnection, key: str) -> bytes | None:
+    async def graph_row(self, key: str) -> bytes | None:
         """The packed graph."""
-        data: bytes | None = await connection.scalar(_GRAPH, {"graph": key})
-        return data
+        row = await self._database.first(_GRAPH, graph=key)
+        return None if row is None else row.data
 
     async def put_plan(
         self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
@@ -377,9 +377,9 @@ class Store:
         row = (await connection.execute(query.order_by(proofs.c.bound_ns.desc(), proofs.c.id).limit(1))).first()
         return None if row is None else (row.id, row.bound_ns)
 
-    async def proof(self, connection: AsyncConnection, proof_id: str) -> StoredProof | None:
+    async def proof(self, proof_id: str) -> StoredProof | None:
         """A certificate by its id."""
-        row = (await connection.execute(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))).first()
+        row = await self._database.first(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))
         return None if row is None else StoredProof(*row)
 
     async def drop_proof(self, connection: AsyncConnection, row: StoredProof) -> None:
@@ -387,9 +387,7 @@ class Store:
         same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
         await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
 
-    async def plans_within(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
-    ) -> list[StoredPlan]:
+    async def plans_within(self, graph_key: str, net_budget: int, method_key: str | None) -> list[StoredPlan]:
         """The plans within a budget, cheapest first; of any method where `method_key` is None."""
         query = (
             select(*PLAN_COLUMNS)
@@ -398,11 +396,11 @@ class Store:
         )
         if method_key is not None:
             query = query.where(plans.c.method_key == method_key)
-        return [StoredPlan._make(row) for row in (await connection.execute(query)).all()]
+        return [StoredPlan._make(row) for row in await self._database.rows(query)]
 
-    async def plan(self, connection: AsyncConnection, plan_id: str) -> StoredPlan | None:
+    async def plan(self, plan_id: str) -> StoredPlan | None:
         """A plan by its id."""
-        row = (await connection.execute(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))).first()
+        row = await self._database.first(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))
         return None if row is None else StoredPlan._make(row)
 
     async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:

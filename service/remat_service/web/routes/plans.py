@@ -95,12 +95,8 @@ async def pin_by_digest(context: Context, caller: Caller, digest: str, pinned: b
 
 
 async def _problem_by_digest(context: Context, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
-    async with context.database.read() as connection:
-        row = (
-            await connection.execute(
-                select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
-            )
-        ).first()
+    query = select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
+    row = await context.database.first(query)
     subject = None if row is None else await stored_subject(context, caller, row.graph_key)
     if subject is None or row is None:
         raise NotFound(_NO_PLAN)
@@ -169,9 +165,7 @@ async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
     stored = await context.cache.known(caller, keys, net)
     final = stored.is_final(ask.max_gap, ask.time_limit_s)
     reasons = _parts(stored, ask)
-    async with context.database.read() as connection:
-        key = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
-    if key is None:
+    if await context.database.first(select(graphs.c.key).where(graphs.c.key == keys.graph)) is None:
         reasons += await _differences(context, caller, keys, net)
     elif stored.effort is None:
         reasons.append(f"This graph is stored, but {ask.method!r} has not been run at this budget.")
@@ -206,21 +200,13 @@ def _parts(stored: Stored, ask: Ask) -> list[str]:
 
 async def _differences(context: Context, caller: Caller, keys: Keys, net: Problem) -> list[str]:
     """What sets this graph apart from the tenant's recent ones."""
-    async with context.database.read() as connection:
-        rows = (
-            await connection.execute(
-                select(graphs.c.key, graphs.c.structure_key, graphs.c.ops, graphs.c.data)
-                .where(
-                    graphs.c.key.in_(
-                        select(requests.c.graph_key)
-                        .where(requests.c.tenant_id == caller.tenant_id)
-                        .order_by(requests.c.id.desc())
-                        .limit(_RECENT)
-                    )
-                )
-                .order_by(graphs.c.used_at.desc())
-            )
-        ).all()
+    recent = select(requests.c.graph_key).where(requests.c.tenant_id == caller.tenant_id)
+    query = (
+        select(graphs.c.key, graphs.c.structure_key, graphs.c.ops, graphs.c.data)
+        .where(graphs.c.key.in_(recent.order_by(requests.c.id.desc()).limit(_RECENT)))
+        .order_by(graphs.c.used_at.desc())
+    )
+    rows = await context.database.rows(query)
     same = [row for row in rows if row.structure_key == keys.structure]
     ops = size_of(net.subject)[0]
     alike = same or [row for row in rows if row.ops == ops]
