@@ -13,17 +13,15 @@ from typing import Any
 import psutil
 import pytest
 from backports import zstd
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remat_ir import Problem, budget_at
-from remat_service.errors import ServiceError
-from remat_service.web.body import JsonLimits, Measure
+from remat_service.errors import TooLarge
+from remat_service.requests.parse import MOST_READING_BYTES, Body, from_body, read_ask
+from remat_service.settings import Settings
 from service.serving import Service, eventually, example, hard_graph, serving
 from service.test_tenants import Tenant, cli
 
 JSON = {"Content-Type": "application/json", "Content-Encoding": "zstd"}
-WIDE = JsonLimits(depth=64, objects=10**6, arrays=10**6, members=10**6, values=10**6, strings=10**6)
 
 
 @pytest.fixture(scope="module")
@@ -143,68 +141,24 @@ def _peak(service: Service) -> int:
     return int(line.split()[1]) << 10
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
-    max_leaves=30,
-)
-
-
-@given(VALUES, st.integers(1, 40), st.booleans())
-def test_the_measure_counts_what_is_there(value: Any, step: int, ascii_only: bool) -> None:
-    """However the text is cut into pieces: never less than there is, and exact where there are no strings of marks."""
-    text = json.dumps(value, ensure_ascii=ascii_only).encode()
-    measure = Measure(WIDE)
-    for at in range(0, len(text), step):
-        measure.feed(text[at : at + step])
-    found = {"objects": 0, "arrays": 0, "members": 0, "values": 0}
-    _count(value, found)
-    counted = {name: measure._found[name] for name in found}
-    assert counted["objects"] == found["objects"]
-    assert counted["arrays"] == found["arrays"]
-    assert counted["members"] == found["members"]
-    assert counted["values"] + 1 >= found["values"]  # the outermost value has no comma before it
-    assert measure._depth == 0
-
-
-def _count(value: Any, found: dict[str, int]) -> None:
-    found["values"] += 1
-    if isinstance(value, dict):
-        found["objects"] += 1
-        found["members"] += len(value)
-        for each in value.values():
-            _count(each, found)
-    elif isinstance(value, list):
-        found["arrays"] += 1
-        for each in value:
-            _count(each, found)
-
-
 @pytest.mark.parametrize(
-    ("text", "limits"),
+    ("text", "said"),
     [
-        (b"[" * 33, {"depth": 32}),
-        (b"[1,2,3,4]", {"values": 3}),
-        (b'[[1,2],{"a":1}]', {"values": 4}),
-        (b'["a","b","c"]', {"strings": 2}),
-        (b"[{},{}]", {"objects": 1}),
-        (b"[[],[]]", {"arrays": 2}),
-        (b'{"a":1,"b":2}', {"members": 1}),
-        (b'["aaaaaa', {"string_bytes": 6}),
+        (b"[" * 300_000, "arrays"),
+        (b'{"a":[' + b"[]," * 300_000 + b"[]]}", "arrays"),
+        (b"[" + b'"[[",' * 100_000 + b"[]," * 300_000 + b"1]", "arrays"),
+        (b"[" + b'"",' * 1_000_000 + b'""]', "strings"),
+        (b'["' + b'\\"' * 10_000_000 + b'"]', "strings"),
+        (b"[" + b'[9,"a"],' * 190_000 + b"1.5]", "allowed"),
+        (b'["' + b"[[[[" * 5_000_000 + b'"]', "allowed"),
     ],
 )
-def test_each_limit_refuses(text: bytes, limits: dict[str, int]) -> None:
-    """One over each limit, in pieces of one byte and whole; one more allowed, and it passes."""
-    for step in (1, len(text)):
-        with pytest.raises(ServiceError):
-            _fed(text, step, limits)
-        _fed(text, step, {name: most + 1 for name, most in limits.items()})
-
-
-def _fed(text: bytes, step: int, limits: dict[str, int]) -> None:
-    measure = Measure(JsonLimits(**{**WIDE.__dict__, **limits}))
-    for at in range(0, len(text), step):
-        measure.feed(text[at : at + step])
+async def test_what_would_take_much_is_refused_before_it_is_built(text: bytes, said: str) -> None:
+    """However the text hides what it is; what is inside of strings counts as text."""
+    held: list[int] = []
+    with pytest.raises(TooLarge, match=said):
+        await from_body(Body(bytearray(text), held.append, b""), read_ask, Settings())
+    assert 0 < held[0] <= MOST_READING_BYTES
 
 
 def test_the_key_is_looked_at_before_the_body(strict: Service) -> None:

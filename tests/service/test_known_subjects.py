@@ -39,9 +39,9 @@ class _Bodies:
         return _outcome(self.known.read(tenant, self._body(text), _SETTINGS))
 
     def _body(self, text: bytes) -> Body:
-        return Body(bytearray(text), self._measure, hashlib.sha256(text).digest())
+        return Body(bytearray(text), self._hold, hashlib.sha256(text).digest())
 
-    def _measure(self) -> None:
+    def _hold(self, size: int) -> None:
         self.whole += 1
 
 
@@ -55,7 +55,7 @@ def _outcome(reading: Any) -> Ask | str:
 
 def _alone(text: bytes) -> Ask | str:
     """What a reader without a memory makes of it."""
-    return _outcome(from_body(Body(bytearray(text), lambda: None, b""), read_ask, _SETTINGS))
+    return _outcome(from_body(Body(bytearray(text), lambda size: None, b""), read_ask, _SETTINGS))
 
 
 def _same(found: Ask | str, expected: Ask | str) -> None:

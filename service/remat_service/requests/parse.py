@@ -88,6 +88,9 @@ CHECK_REQUEST = OneOf(
 MOST_READING_BYTES = 56 << 20
 """What a body may take until it is refused or accepted, its text included."""
 BIG_BYTES = 50_000  # larger bodies are read off the event loop
+_MOST_ROWS = 101_000  # arrays of a table of profiles, and of what stands around it
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the beginning of one up to the end of the text: it matches at every opening quote, in linear time."""
 
 
 _MOST_REST_BYTES = 16_384
@@ -153,12 +156,12 @@ class Body(NamedTuple):
 
     Attributes:
         text: JSON, no longer encoded.
-        measure: refuses a text that would become too large; asked before it is parsed.
+        hold: counts what is about to be built from it, in bytes, and refuses it where there is no room.
         digest: SHA-256 of the text.
     """
 
     text: bytearray
-    measure: Callable[[], None]
+    hold: Callable[[int], None]
     digest: bytes
 
 
@@ -183,10 +186,11 @@ def _json(body: Body, settings: Settings) -> Any:
     raw = body.text
     if not raw:
         raise BadRequest("the request has no body")
-    body.measure()
+    body.hold(min(_built(raw), MOST_READING_BYTES))
     try:
         if _memory(raw) <= MOST_READING_BYTES:
             return parse(raw)
+        _check_arrays(raw, settings)
         longest = max(settings.most_ops, settings.most_edges, settings.most_values)
         separated = separate(raw, longest, MOST_READING_BYTES)
         taken = len(raw) + separated.taken + _memory(separated.rest)
@@ -202,8 +206,26 @@ def _json(body: Body, settings: Settings) -> Any:
 def _memory(text: bytes | bytearray) -> int:
     """An estimate from above of what a text and all that is read from it take, until a document is made of it."""
     copies = 2 if text.isascii() else 8  # decoded, and its strings once more
-    counted = sum(text.count(mark) * size for mark, size in ((b",", 56), (b"[", 200), (b"{", 300), (b":", 120)))
-    return (1 + copies) * len(text) + counted
+    return (1 + copies) * len(text) + _built(text)
+
+
+def _built(text: bytes | bytearray) -> int:
+    """An estimate from above of what the objects of a text take, strings apart."""
+    return sum(text.count(mark) * size for mark, size in ((b",", 56), (b"[", 200), (b"{", 300), (b":", 120)))
+
+
+def _check_arrays(text: bytearray, settings: Settings) -> None:
+    """Refuse a text with more strings or arrays than any request has: to cut these out takes time for each.
+
+    Raises:
+        TooLarge: it has more.
+    """
+    most = settings.most_ops + _MOST_ROWS
+    if text.count(b'"') > 4 * most:
+        raise TooLarge(f"the body holds more than {2 * most} strings, which no request needs")
+    within = sum(text.count(b"[", *string.span()) for string in _STRING.finditer(text))
+    if text.count(b"[") - within > most:
+        raise TooLarge(f"the body holds more than {most} arrays, which no request needs")
 
 
 def read_ask(data: object, settings: Settings, known: Problem | None = None, **more: Any) -> Ask:

@@ -1,26 +1,21 @@
 """Bodies, read by a route once it knows its caller: in time, a piece at a time, within one budget for all requests.
 
-A piece of an encoded body is inflated (`Inflater`: no step makes more than `STEP_BYTES`) and measured (`Measure`: what
-its JSON would become) before the next one is asked for, so that it is refused at the first piece that takes it over a
-limit, and nothing is built from it. A body that is sent as it is can't be larger than what was sent: it is measured
-before it is parsed, or never where its answer is at hand.
+A piece of an encoded body is inflated (`Inflater`: no step makes more than `STEP_BYTES`) before the next one is asked
+for, so that it is refused at the first piece that takes it over the limit. What its JSON would become is estimated
+before it is parsed (`requests/parse.py`), or never where its answer is at hand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import sys
 import threading
 import zlib
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -42,10 +37,6 @@ STEP_BYTES = 65_536
 MOST_ROWS = 100_000  # of a table of profiles
 _WINDOW_LOG = 23  # 8 MiB: what level 19 uses; a frame may ask its reader for far more
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-"""A string, or the beginning of one up to the end of the piece: it matches at every opening quote, in linear time."""
-_NOT_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _TEXT_COPIES = 2  # the bytes, and the text that they are decoded to
 
 
@@ -112,105 +103,6 @@ class Inflater:
             raise BadRequest(f"the body's {self.name} data is truncated")
 
 
-@dataclass(frozen=True)
-class JsonLimits:
-    """The most that any body of the service may hold.
-
-    Attributes:
-        depth: arrays and objects inside one another.
-        objects, arrays, members, values: of the whole text; members of objects, values of any kind.
-        strings: strings, each quote inside one counted as half another.
-        string_bytes: of one string as it is written.
-    """
-
-    depth: int
-    objects: int
-    arrays: int
-    members: int
-    values: int
-    strings: int
-    string_bytes: int = 65_536
-
-    @classmethod
-    def of(cls, settings: Settings, profiles: int) -> JsonLimits:
-        """What the largest graph, or the largest table of profiles, needs."""
-        more = profiles + 1_000
-        return cls(
-            depth=32,
-            objects=1_000,
-            arrays=settings.most_ops + more,
-            members=more,
-            values=settings.most_edges + 4 * settings.most_values + 6 * settings.most_ops + 4 * more,
-            strings=2 * more,
-        )
-
-
-class Measure:
-    """Counts pieces of one text; refuses as soon as a limit is passed."""
-
-    def __init__(self, limits: JsonLimits) -> None:
-        self._limits = limits
-        self._tail = b""  # a string that has begun and not ended
-        self._depth = 0
-        self._found = dict.fromkeys(("strings", "objects", "arrays", "members", "values"), 0)
-
-    @property
-    def built_bytes(self) -> int:
-        """An estimate from above of the memory that CPython's objects for the text take, text apart."""
-        found = self._found
-        return 40 * found["values"] + 64 * found["arrays"] + 240 * found["objects"] + 120 * found["members"]
-
-    def feed(self, piece: bytes) -> None:
-        """Count the next piece.
-
-        Raises:
-            TooLarge: more than the limits allow.
-            BadRequest: nested too deeply.
-        """
-        text = self._tail + piece
-        self._tail = b""
-        quotes = text.count(b'"')
-        if quotes:
-            self._add("strings", quotes // 2)
-            text = self._without_strings(text)
-        self._add("objects", text.count(b"{"))
-        self._add("arrays", text.count(b"["))
-        self._add("members", text.count(b":"))
-        self._add("values", text.count(b",") + text.count(b"{") + text.count(b"["))
-        steps = np.frombuffer(text.translate(_STEPS, _NOT_BRACKETS), np.int8)
-        if steps.size:
-            depths = np.cumsum(steps, dtype=np.int64)
-            if self._depth + int(depths.max()) > self._limits.depth:
-                raise BadRequest("not JSON that remat reads: nested too deeply")
-            self._depth += int(depths[-1])
-
-    def _without_strings(self, text: bytes) -> bytes:
-        last = deque(_STRING.finditer(text), maxlen=1)[0]
-        whole = last.group()
-        if last.end() == len(text) and not _ends(whole):
-            if len(whole) > self._limits.string_bytes:
-                raise TooLarge(f"the body holds a string of more than {self._limits.string_bytes} bytes")
-            self._tail = whole
-            self._found["strings"] -= whole.count(b'"') // 2  # counted again with the rest of it
-            text = text[: last.start()]
-        return _STRING.sub(b"", text)
-
-    def _add(self, what: str, count: int) -> None:
-        self._found[what] += count
-        most = getattr(self._limits, what)
-        if self._found[what] > most:
-            raise TooLarge(f"the body holds more than {most} {what}, which no request needs")
-
-
-def _ends(string: bytes) -> bool:
-    """Whether a match of `_STRING` at the end of a piece has its closing quote."""
-    body = string[1:]
-    if not body.endswith(b'"'):
-        return False
-    before = body[:-1]
-    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
-
-
 class MemoryBudget:
     """Bytes that bodies under way may take together, what is built from them included."""
 
@@ -262,7 +154,6 @@ class Bodies:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._limits = JsonLimits.of(settings, MOST_ROWS)
         self._budget = MemoryBudget(settings.most_bodies_bytes)
 
     @asynccontextmanager
@@ -289,7 +180,7 @@ class Bodies:
         length = request.headers.get("content-length")
         if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
             raise TooLarge(said)
-        arriving = _Arriving(self._settings, self._limits, request.headers.getlist("content-encoding"), share)
+        arriving = _Arriving(self._settings, request.headers.getlist("content-encoding"), share)
         wire = 0
         async for piece in request.stream():
             if not piece:
@@ -338,16 +229,14 @@ async def no_body(request: Request) -> None:
 class _Arriving:
     """One body on its way in."""
 
-    def __init__(self, settings: Settings, limits: JsonLimits, encodings: list[str], share: Share) -> None:
+    def __init__(self, settings: Settings, encodings: list[str], share: Share) -> None:
         self._inflater = Inflater([value.encode("latin-1") for value in encodings], settings.most_body_bytes)
-        self._measure = Measure(limits)
         self._share = share
         self._plain = bytearray()
         self._hash = hashlib.sha256()
-        self._measured = 0
 
     async def take(self, piece: bytes) -> None:
-        """Take a piece; one that is inflated and measured, off the event loop."""
+        """Take a piece; one that is inflated, off the event loop."""
         if self._inflater.name == "identity":
             self._add(piece)
         else:
@@ -357,27 +246,15 @@ class _Arriving:
         for plain in self._inflater.feed(piece):
             self._plain += plain
             self._hash.update(plain)  # while the next piece is on its way
-            self._hold()
-            if self._inflater.name != "identity":
-                self._look()
+            self._hold(0)
 
-    def _look(self) -> None:
-        """Measure what has come."""
-        if len(self._plain) <= STEP_BYTES:  # what is smaller can't become large
-            return
-        while self._measured < len(self._plain):
-            end = min(self._measured + STEP_BYTES, len(self._plain))
-            self._measure.feed(bytes(memoryview(self._plain)[self._measured : end]))
-            self._measured = end
-            self._hold()
-
-    def _hold(self) -> None:
-        self._share.hold(_TEXT_COPIES * len(self._plain) + self._measure.built_bytes)
+    def _hold(self, built_bytes: int) -> None:
+        self._share.hold(_TEXT_COPIES * len(self._plain) + built_bytes)
 
     def finish(self) -> Body:
         """The whole body."""
         self._inflater.finish()
-        return Body(self._plain, self._look, self._hash.digest())
+        return Body(self._plain, self._hold, self._hash.digest())
 
 
 def _check_type(values: list[str]) -> None:
