@@ -27,7 +27,7 @@ from ..settings import Settings, driver_url
 from ..storage import migrations
 from ..storage.database import Database, read_only
 from ..storage.database import migrate as bring_up_to_date
-from ..storage.seals import Seals, adopt_key, check_key, seals_at_hand, seals_of
+from ..storage.seals import Seals, adopt_key, check_key, seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
 from ..tenants.keys import acts, operator, record
 
@@ -47,7 +47,7 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
     """
     database = Database(settings.database_url.get_secret_value())
     try:
-        seals = seals_at_hand(settings)
+        seals = None if settings.seal_key is None else seals_of(settings)
         if upgraded:
             await bring_up_to_date(database)
         async with database.read() as connection:

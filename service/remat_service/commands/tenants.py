@@ -274,6 +274,6 @@ def delete(name: Name) -> None:
 @groups_app.command("list")
 def list_groups() -> None:
     """Every group and its members."""
-    for group in in_database(keys.groups):
-        whose = "  everyone's" if group.everyone else ""
-        typer.echo(f"{group.name}{whose}: {', '.join(group.members) or 'no members'}")
+    for (name, everyone), members in in_database(keys.groups).items():
+        whose = "  everyone's" if everyone else ""
+        typer.echo(f"{name}{whose}: {', '.join(members) or 'no members'}")

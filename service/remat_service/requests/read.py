@@ -32,7 +32,7 @@ from remat_solver import sentence
 from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller, gross_of
-from ..storage.answers import Given, document, head_of, rendered, spliced
+from ..storage.answers import Given, document, head_of, spliced
 from ..storage.seals import Seals, names
 from ..storage.store import EndedRequest
 from ..storage.tables import events, of_epoch, requests, solves
@@ -98,7 +98,7 @@ async def answer(
                     if body is None:
                         raise Gone("this answer's plan or certificate is no longer stored; POST the problem again")
                 elif left <= 0 or context.leaving:
-                    return rendered(await current_answer(context, row), None), False
+                    return head_of(await current_answer(context, row)), False
             if body is not None:
                 context.notifier.notify_here(request_id)
                 return body, True
@@ -190,7 +190,7 @@ def queued_answer(row: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
     answer = Answer(
         Status.QUEUED, row["method"], row["budget_bytes"], seconds=0.0, digest=row["digest"], message=_QUEUED
     ).priced(told["total_cost_ns"], told["cost_ns"], told["bound_ns"], told["peak_bytes"])
-    return rendered(document(answer, row["fixed_bytes"], id=row["id"], cache=row["cache"]), None)
+    return head_of(document(answer, row["fixed_bytes"], id=row["id"], cache=row["cache"]))
 
 
 def running_answer(context: Context, row: Any, status: Status | None = None) -> Answer:

@@ -201,18 +201,13 @@ def document(answer: Answer, fixed_bytes: int, **more: Any) -> dict[str, Any]:
     return replace(moved, message=message, plan=None, proof=None, **more).to_json()
 
 
-def rendered(data: dict[str, Any], plan_text: bytes | None, proof_text: bytes | None = None) -> bytes:
-    """The body of a response: the answer object, its certificate and its plan spliced in as the texts that they are."""
-    return spliced(head_of(data), plan_text, proof_text)
-
-
 def head_of(data: dict[str, Any]) -> bytes:
     """An answer object without its plan and its certificate, as JSON text."""
     return json.dumps(data, separators=(",", ":")).encode()
 
 
 def spliced(head: bytes, plan_text: bytes | None, proof_text: bytes | None) -> bytes:
-    """A head with the texts of a certificate and of a plan as its last members."""
+    """The body of a response: a head with the texts of a certificate and of a plan as its last members."""
     parts = [head[:-1]]
     if proof_text is not None:
         parts += (b',"proof":', proof_text)

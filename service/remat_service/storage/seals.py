@@ -113,15 +113,6 @@ def _seal(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode(), hashlib.sha256).hex()
 
 
-def seals_at_hand(settings: Settings) -> Seals | None:
-    """The seals of a database for a command that looks at it, None where their key is not here.
-
-    Raises:
-        ServiceError: as `seals_of`.
-    """
-    return None if settings.seal_key is None else seals_of(settings)
-
-
 def seals_of(settings: Settings) -> Seals:
     """The seals of a database, by the keys of the settings.
 

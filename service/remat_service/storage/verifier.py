@@ -134,7 +134,7 @@ class Verifier:
     async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
         """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
         text = await self.text(graph_key, problem, packed, claimed)
-        return None if text is None else await _run(len(packed), _read_plan, text)
+        return None if text is None else await _run(len(packed), lambda: read_plan(json.loads(text)))
 
     async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
         """Whether the plan of a row may be served for the problem; quick for bytes verified before."""
@@ -255,10 +255,6 @@ def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected:
     if key_of(graph_digest(subject)) != key:
         raise ValueError("damaged: another graph than its key says")
     return subject
-
-
-def _read_plan(text: bytes) -> AnyPlan:
-    return read_plan(json.loads(text))
 
 
 def _verified_text(packed: bytes, problem: Problem, claimed: Verdict) -> bytes:

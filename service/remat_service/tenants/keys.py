@@ -17,7 +17,6 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,6 +32,7 @@ from ..storage.tables import groups as request_groups
 PREFIX = "remat_"
 DEFAULT_TENANT = "default"
 _SECRET_CHARS, _CHECK_CHARS = 43, 6
+_KEYS = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.c.tenant_id)
 
 
 def make_key() -> str:
@@ -107,7 +107,7 @@ async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
     ids = list((await connection.execute(select(api_keys.c.id).where(api_keys.c.tenant_id == tenant_id))).scalars())
     await connection.execute(delete(api_keys).where(api_keys.c.tenant_id == tenant_id))
     await connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
-    await drop_own_scope(connection, name)
+    await connection.execute(delete(scopes).where(scopes.c.name == _OF_TENANT + name))
     return ids
 
 
@@ -134,8 +134,7 @@ async def tenant_row(connection: AsyncConnection, name: str) -> Any:
 
 async def all_keys(connection: AsyncConnection) -> Sequence[Any]:
     """Every key with the `name` of its tenant, by that."""
-    query = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.c.tenant_id)
-    return (await connection.execute(query.order_by(tenants.c.name, api_keys.c.id))).all()
+    return (await connection.execute(_KEYS.order_by(tenants.c.name, api_keys.c.id))).all()
 
 
 async def add_key(
@@ -176,13 +175,8 @@ async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelt
     Raises:
         NotFound: there is no such key, or it is revoked.
     """
-    row = (
-        await connection.execute(
-            select(api_keys, tenants.c.name)
-            .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-            .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
-        )
-    ).first()
+    of_key = _KEYS.where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+    row = (await connection.execute(of_key)).first()
     if row is None:
         raise NotFound(f"there is no valid key {key_id!r}")
     fresh = await add_key(connection, row.name, row.label, row.scopes.split())
@@ -198,12 +192,11 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> str:
     Raises:
         NotFound: there is no such key.
     """
-    done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=SYSTEM.now()))
-    if done.rowcount != 1:
+    row = (await connection.execute(_KEYS.where(api_keys.c.id == key_id))).first()
+    if row is None:
         raise NotFound(f"there is no key {key_id!r}")
-    of_key = select(tenants.c.name).join(api_keys, api_keys.c.tenant_id == tenants.c.id).where(api_keys.c.id == key_id)
-    name: str = (await connection.execute(of_key)).scalar_one()
-    return name
+    await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=SYSTEM.now()))
+    return str(row.name)
 
 
 async def any_key(connection: AsyncConnection) -> bool:
@@ -288,15 +281,6 @@ async def default_caller(connection: AsyncConnection) -> Caller:
 _OF_GROUP, _OF_TENANT = "group:", "tenant:"
 
 
-@dataclass(frozen=True)
-class Group:
-    """A sharing group as an operator sees it."""
-
-    name: str
-    everyone: bool
-    members: tuple[str, ...]
-
-
 def group_of(scope_name: str) -> str | None:
     """The group that a scope belongs to, or None for a tenant's own."""
     return scope_name.removeprefix(_OF_GROUP) if scope_name.startswith(_OF_GROUP) else None
@@ -357,30 +341,24 @@ async def delete_group(connection: AsyncConnection, name: str) -> None:
     await connection.execute(delete(scopes).where(scopes.c.id == scope_id))
 
 
-async def groups(connection: AsyncConnection) -> Sequence[Group]:
-    """Every group with its members, by name."""
-    found = (
-        await connection.execute(
-            select(scopes.c.name, scopes.c.everyone, tenants.c.name.label("tenant"))
-            .outerjoin(tenants, tenants.c.scope_id == scopes.c.id)
-            .where(scopes.c.name.startswith(_OF_GROUP, autoescape=True))
-            .order_by(scopes.c.name, tenants.c.name)
-        )
-    ).all()
-    members: dict[tuple[str, bool], list[str]] = {}
-    for row in found:
-        members.setdefault((row.name, row.everyone), []).extend([row.tenant] if row.tenant else [])
-    return [Group(group_of(name) or name, everyone, tuple(of)) for (name, everyone), of in members.items()]
+async def groups(connection: AsyncConnection) -> dict[tuple[str, bool], list[str]]:
+    """The members of every group, by its name and whether it is everyone's."""
+    query = (
+        select(scopes.c.name, scopes.c.everyone, tenants.c.name.label("tenant"))
+        .outerjoin(tenants, tenants.c.scope_id == scopes.c.id)
+        .where(scopes.c.name.startswith(_OF_GROUP, autoescape=True))
+        .order_by(scopes.c.name, tenants.c.name)
+    )
+    found: dict[tuple[str, bool], list[str]] = {}
+    for row in await connection.execute(query):
+        name = row.name.removeprefix(_OF_GROUP)
+        found.setdefault((name, row.everyone), []).extend([row.tenant] if row.tenant else [])
+    return found
 
 
 async def own_scope(connection: AsyncConnection, tenant: str) -> str:
     """The id of the scope that is a tenant's alone, made where it has none."""
     return await _scope(connection, _OF_TENANT + tenant) or await _add_scope(connection, _OF_TENANT + tenant)
-
-
-async def drop_own_scope(connection: AsyncConnection, tenant: str) -> None:
-    """Remove the scope that is a tenant's alone, once the tenant is removed."""
-    await connection.execute(delete(scopes).where(scopes.c.name == _OF_TENANT + tenant))
 
 
 async def scope_for_new(connection: AsyncConnection, tenant: str, group: str | None) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import structlog
@@ -16,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remat_ir import InvalidData, InvalidPlan
 
@@ -23,11 +23,6 @@ from ..clock import SYSTEM
 from ..errors import BadRequest, Invalid, NotFound, ServiceError, Unauthorized, WrongMethod, kind_of
 from ..telemetry import Metrics
 from .authentication import ADMITTED
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = structlog.get_logger("remat_service.web")
 
@@ -39,7 +34,7 @@ _QUIET = frozenset(("/livez", "/readyz", "/metrics"))
 class RequestMiddleware:
     """The outermost layer; `hosts` are the Host names to accept, empty for any."""
 
-    def __init__(self, app: App, metrics: Metrics, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, hosts: frozenset[str]) -> None:
         self._app, self._metrics, self._hosts = app, metrics, hosts
         self._meters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
@@ -57,10 +52,10 @@ class RequestMiddleware:
         status, answered = 500, False
         begun = time.perf_counter()
 
-        async def reading() -> MutableMapping[str, Any]:
+        async def reading() -> Message:
             return {"type": "http.disconnect"} if answered else await receive()
 
-        async def noting(message: MutableMapping[str, Any]) -> None:
+        async def noting(message: Message) -> None:
             nonlocal status, answered
             if head and message["type"] == "http.response.body":
                 if message.get("more_body", False):  # a stream: its end is not waited for

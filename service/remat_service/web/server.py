@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,8 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..context import Context
 from ..errors import ServiceError
 from ..settings import Settings
-from ..storage.database import Database, migrate, sole_owner
-from ..storage.seals import seals_of, take_key
+from ..solving.dispatch import opened
 from ..telemetry import exported
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
@@ -48,16 +46,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ServiceError: the address can't be had.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise ServiceError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
-    return bound
 
 
 def check_exposure(settings: Settings) -> None:
@@ -91,15 +83,9 @@ async def _prepare(settings: Settings) -> bool:
     Raises:
         ServiceError: the database can't be used.
     """
-    database = Database(settings.database_url.get_secret_value())
-    try:
-        with sole_owner(database):
-            await migrate(database)
-            async with database.write() as connection:
-                await take_key(database, connection, seals_of(settings))
-                return await any_key(connection)
-    finally:
-        await database.close()
+    context = Context(settings)
+    async with opened(context), context.database.read() as connection:
+        return await any_key(connection)
 
 
 class Server(uvicorn.Server):
@@ -225,14 +211,10 @@ class Guard:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         moment = loop.time()
-        for connection in list(self._all()):
+        for connection in [each for of_address in self._open.values() for each in of_address]:
             if connection.is_late(moment, self._settings):
                 connection.transport.abort()
         self._look = loop.call_later(_LOOK_S, self._sweep, loop) if self._count else None
-
-    def _all(self) -> Iterator[GuardedProtocol]:
-        for mine in self._open.values():
-            yield from mine
 
 
 class GuardedProtocol(H11Protocol):

@@ -27,7 +27,7 @@ from ...requests.parse import (
 )
 from ...requests.read import plan_text, stored_subject
 from ...settings import Settings
-from ...storage.answers import Stored, document, rendered
+from ...storage.answers import Stored, document, head_of, spliced
 from ...storage.eviction import pin, unpin
 from ...storage.tables import graphs, problems, requests
 from ..authentication import Reader, Solver
@@ -63,7 +63,8 @@ async def get_plan(
         raise NotFound(_NO_PLAN)
     certificate = None if known.proof is None else known.proof.text
     answer = known.with_claims(known.known.answer(method, 0.0, digest=digest))
-    return Response(rendered(document(answer, 0, cache="hit"), text, certificate), media_type="application/json")
+    head = head_of(document(answer, 0, cache="hit"))
+    return Response(spliced(head, text, certificate), media_type="application/json")
 
 
 @router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))
