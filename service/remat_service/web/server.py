@@ -47,7 +47,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        both = family == socket.AF_INET6  # `::` is for IPv4 too
+        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         raise ServiceError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
 
