@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, bindparam, func, select, update
+from sqlalchemy import ColumnElement, bindparam, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status
@@ -39,15 +39,12 @@ _QUEUED, _ENDED = "queued", "ended"
 
 async def end_if_unwanted(context: Context, connection: AsyncConnection, solve_id: str) -> None:
     """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
-    left = await connection.scalar(
-        select(func.count()).select_from(requests).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+    wanted = exists().where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+    await connection.execute(
+        update(solves)
+        .where(solves.c.id == solve_id, solves.c.state == _QUEUED, ~wanted)
+        .values(state=_ENDED, ended_at=context.clock.now(), revision=solves.c.revision + 1)
     )
-    if not left:
-        await connection.execute(
-            update(solves)
-            .where(solves.c.id == solve_id, solves.c.state == _QUEUED)
-            .values(state=_ENDED, ended_at=context.clock.now(), revision=solves.c.revision + 1)
-        )
 
 
 async def end_ahead(

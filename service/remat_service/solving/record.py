@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import Column, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, read_plan
@@ -84,24 +84,10 @@ async def give_back(context: Context, claimed: Claimed, patience_s: float = 0.0)
             return
 
 
-async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
-    """The requests that still wait for a solve, oldest first."""
-    found = await connection.execute(
-        select(requests)
-        .where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
-        .order_by(requests.c.created_at, requests.c.id)
-    )
-    return found.all()
-
-
-async def limits_of_open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
-    """Their ids and limits alone; there may be thousands, and they are looked at often."""
-    found = await connection.execute(
-        select(requests.c.id, requests.c.time_limit_s, requests.c.max_gap).where(
-            requests.c.solve_id == solve_id, requests.c.ended.is_(False)
-        )
-    )
-    return found.all()
+async def open_requests(connection: AsyncConnection, solve_id: str, *columns: Column[Any]) -> Sequence[Any]:
+    """The requests that still wait for a solve, oldest first, or these columns of theirs; there may be thousands."""
+    query = select(*(columns or requests.c)).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+    return (await connection.execute(query.order_by(requests.c.created_at, requests.c.id))).all()
 
 
 log = structlog.get_logger("remat_service.solving.record")

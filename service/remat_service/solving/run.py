@@ -28,12 +28,14 @@ from ..storage.answers import Stored
 from ..storage.database import Outage, first_line, is_outage
 from ..storage.queue import Claimed, LostClaim
 from ..storage.seals import Effort, column
+from ..storage.tables import requests
 from ..storage.verifier import unpack
 from ..telemetry import span
-from .record import Claim, Outcome, SolveRecord, give_back, limits_of_open_requests, open_requests, read_claim
+from .record import Claim, Outcome, SolveRecord, give_back, open_requests, read_claim
 
 log = structlog.get_logger("remat_service.solving.run")
 
+_LIMITS = requests.c.id, requests.c.time_limit_s, requests.c.max_gap
 _TICK_S = 0.5
 _PAUSE_S = 0.1  # between a change and the look: many that join at once cost one look
 NEARLY_S = 0.05  # a solver that stops this short of its limit has used it
@@ -70,7 +72,7 @@ class Monitor:
         """End requests that want no more than there is by now; stop the child when nobody wants anything."""
         context, claim, record = self._context, self._claim, self._record
         async with context.database.read(brief=True) as connection:
-            waiting = await limits_of_open_requests(connection, claim.id)
+            waiting = await open_requests(connection, claim.id, *_LIMITS)
         spent, whole = record.spent(), record.spent_s + self._limit_s
         cost, bound = record.cost_ns, record.bound_ns
         gap = None if cost is None or bound is None else gap_of(cost, bound)

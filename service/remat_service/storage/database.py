@@ -6,14 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Executable, Row, Table, event, text
+from sqlalchemy import URL, Column, ColumnElement, Connection, Executable, Row, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -164,6 +164,27 @@ class Database:
     def insert(self, table: Table) -> Any:
         """An INSERT of this dialect, which knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    def upsert(
+        self,
+        table: Table,
+        row: Mapping[str, Any],
+        changed: Sequence[str],
+        unique: Sequence[Column[Any]] = (),
+        where: Callable[[Any], ColumnElement[bool]] | None = None,
+    ) -> Any:
+        """An INSERT that changes some columns of the row that is there, where there is one.
+
+        Args:
+            unique: columns by which it is found; by default the primary key.
+            where: whether it is changed, given the new row.
+        """
+        insert = self.insert(table).values(row)
+        return insert.on_conflict_do_update(
+            index_elements=unique or list(table.primary_key.columns),
+            set_={name: insert.excluded[name] for name in changed},
+            where=None if where is None else where(insert.excluded),
+        )
 
     async def close(self) -> None:
         """Close every connection."""

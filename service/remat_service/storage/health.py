@@ -37,10 +37,8 @@ class Health:
             if self._replaced():
                 return "the database's file is gone or another one"
             async with asyncio.timeout(_LIMIT_S), self._database.write(brief=True) as connection:
-                insert = self._database.insert(probes).values(id=1, at=self._database.clock.now())
-                await connection.execute(
-                    insert.on_conflict_do_update(index_elements=[probes.c.id], set_={"at": insert.excluded.at})
-                )
+                row = {"id": 1, "at": self._database.clock.now()}
+                await connection.execute(self._database.upsert(probes, row, ("at",)))
                 await check_key(connection, self._seals)
         except ServiceError:  # another process signs with a key that this one was not started with
             return "the store is sealed with a key that REMAT_SEAL_KEY does not name"

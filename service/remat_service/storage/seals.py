@@ -268,16 +268,10 @@ class Claims:
             "bound_ns": bound_ns,
             "source": source[:100],
         }
-        insert = self._database.insert(bounds).values(
-            self.seals.sealed("bounds", row) | {"created_at": self._database.clock.now()}
-        )
-        await connection.execute(
-            insert.on_conflict_do_update(
-                index_elements=list(bounds.primary_key.columns),
-                set_={name: insert.excluded[name] for name in ("bound_ns", "source", "seal", "created_at")},
-                where=bounds.c.bound_ns < insert.excluded.bound_ns,
-            )
-        )
+        row = self.seals.sealed("bounds", row) | {"created_at": self._database.clock.now()}
+        changed = ("bound_ns", "source", "seal", "created_at")
+        higher = self._database.upsert(bounds, row, changed, where=lambda new: bounds.c.bound_ns < new.bound_ns)
+        await connection.execute(higher)
 
     async def drop_refuted(self, connection: AsyncConnection, graph_key: str, verdict: Verdict) -> None:
         """Forget every claim about a graph that a verified plan of this cost and peak shows to be wrong, and how solves
@@ -325,16 +319,13 @@ class Claims:
     ) -> None:
         """Keep how a solve ended; the longest one stands, and a settled one for good."""
         row = self.seals.sealed("efforts", _key(graph_key, net_budget, method_key) | effort._asdict())
-        insert = self._database.insert(efforts).values(row | {"created_at": self._database.clock.now()})
-        fresh = (*Effort._fields, "created_at")
-        await connection.execute(
-            insert.on_conflict_do_update(
-                index_elements=list(efforts.primary_key.columns),
-                set_={name: insert.excluded[name] for name in fresh},
-                where=(insert.excluded.settled | (efforts.c.seconds <= insert.excluded.seconds))
-                & (~efforts.c.settled | insert.excluded.settled),
-            )
-        )
+        row |= {"created_at": self._database.clock.now()}
+
+        def stands(new: Any) -> ColumnElement[bool]:
+            longer = efforts.c.seconds <= new.seconds
+            return (new.settled | longer) & (~efforts.c.settled | new.settled)
+
+        await connection.execute(self._database.upsert(efforts, row, (*Effort._fields, "created_at"), where=stands))
 
     def holds(self, row: Claim | Floor | Effort, graph_key: str, net_budget: int = 0, method_key: str = "") -> bool:
         """Whether a row is what was stored; an effort says neither its budget nor its method."""

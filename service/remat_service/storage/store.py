@@ -329,15 +329,10 @@ class Store:
             "created_at": moment,
             "used_at": moment,
         }
-        insert = self._database.insert(plans).values(row)
         # data again: a row whose bytes were damaged is made whole by the same plan found anew
-        again = {key: row[key] for key in ("data", "cost_ns", "peak_bytes", "used_at", "size_bytes")}
-        stored: str | None = await connection.scalar(
-            insert.on_conflict_do_update(
-                index_elements=[plans.c.graph_key, plans.c.method_key, plans.c.checksum], set_=again
-            ).returning(plans.c.id)
-        )
-        assert stored is not None
+        again = ("data", "cost_ns", "peak_bytes", "used_at", "size_bytes")
+        same = (plans.c.graph_key, plans.c.method_key, plans.c.checksum)
+        stored = str(await connection.scalar(self._database.upsert(plans, row, again, same).returning(plans.c.id)))
         await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
         return stored, digest
 
@@ -357,17 +352,8 @@ class Store:
             "size_bytes": len(packed),
             "created_at": self._database.clock.now(),
         }
-        again = {key: row[key] for key in ("data", "bound_ns", "size_bytes")}
-        stored: str | None = await connection.scalar(
-            self._database.insert(proofs)
-            .values(row)
-            .on_conflict_do_update(
-                index_elements=[proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum], set_=again
-            )
-            .returning(proofs.c.id)
-        )
-        assert stored is not None
-        return stored
+        again, same = ("data", "bound_ns", "size_bytes"), (proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum)
+        return str(await connection.scalar(self._database.upsert(proofs, row, again, same).returning(proofs.c.id)))
 
     async def own_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> tuple[str, int] | None:
         """The row of the best certificate of exactly this budget, and the bound that it is said to prove."""

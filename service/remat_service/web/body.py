@@ -47,8 +47,8 @@ class Inflater:
         Unsupported: another encoding, or more than one.
     """
 
-    def __init__(self, encodings: Sequence[bytes], most_bytes: int) -> None:
-        names = [name.strip().lower() for value in encodings for name in value.decode("latin-1").split(",")]
+    def __init__(self, encodings: Sequence[str], most_bytes: int) -> None:
+        names = [name.strip().lower() for value in encodings for name in value.split(",")]
         if len(names) > 1 or (names and names[0] not in ("identity", "gzip", "zstd")):
             raise Unsupported("Content-Encoding must be gzip or zstd, once")
         self.name = names[0] if names else "identity"
@@ -107,46 +107,39 @@ class MemoryBudget:
     """Bytes that bodies under way may take together, what is built from them included."""
 
     def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.used = most_bytes, 0
-        self.lock = threading.Lock()
+        self._most, self._used = most_bytes, 0
+        self._lock = threading.Lock()
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
-        """A body's share, given back at the end."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            share.close()
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Lets one body hold so many bytes in place of what it held, up to the end of the block.
 
-
-class Share:
-    """What one body holds of the budget."""
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget, self._held, self._open = budget, 0, True
-
-    def close(self) -> None:
-        """Give everything back; a thread that is still at work holds no more from here on."""
-        self.hold(0)
-        self._open = False
-
-    def hold(self, size: int) -> None:
-        """Hold so much in place of what was held.
+        Who calls it: a thread that is still at work afterwards holds nothing any more.
 
         Raises:
             Unavailable: other bodies take the rest.
             TooLarge: it is more than there is for all.
         """
-        if size > self._budget.most_bytes:
-            raise TooLarge("the body would take more memory than the service has for requests")
-        with self._budget.lock:
-            if not self._open:
-                return
-            if size > self._held and self._budget.used - self._held + size > self._budget.most_bytes:
-                raise Unavailable("many large requests are being read; ask again in a moment", retry_after_s=1)
-            self._budget.used += size - self._held
-            self._held = size
+        held, ended = 0, False
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size > self._most:
+                raise TooLarge("the body would take more memory than the service has for requests")
+            with self._lock:
+                if ended:
+                    return
+                if size > held and self._used - held + size > self._most:
+                    raise Unavailable("many large requests are being read; ask again in a moment", retry_after_s=1)
+                self._used += size - held
+                held = size
+
+        try:
+            yield hold
+        finally:
+            with self._lock:
+                self._used -= held
+                ended = True
 
 
 class Bodies:
@@ -163,10 +156,10 @@ class Bodies:
         Raises:
             TooLarge, Unsupported, BadRequest, TooSlow, Unavailable: refused, with the rest of the body unread.
         """
-        with self._budget.share() as share:
+        with self._budget.share() as hold:
             try:
                 async with asyncio.timeout(self._settings.body_timeout_s):
-                    body = await self._read(request, share)
+                    body = await self._read(request, hold)
             except TimeoutError:
                 seconds = self._settings.body_timeout_s
                 raise TooSlow(f"the body did not come within {seconds:g} s") from None
@@ -174,14 +167,21 @@ class Bodies:
                 raise BadRequest("the body was not sent to its end") from None
             yield body
 
-    async def _read(self, request: Request, share: Share) -> Body:
+    async def _read(self, request: Request, hold: Callable[[int], None]) -> Body:
         most_wire = self._settings.most_wire_bytes
         said = f"the body is larger than the {readable(most_wire)} allowed on the wire"
         length = request.headers.get("content-length")
         if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
             raise TooLarge(said)
-        arriving = _Arriving(self._settings, request.headers.getlist("content-encoding"), share)
-        wire = 0
+        inflater = Inflater(request.headers.getlist("content-encoding"), self._settings.most_body_bytes)
+        plain, digest, wire = bytearray(), hashlib.sha256(), 0
+
+        def take(piece: bytes) -> None:
+            for some in inflater.feed(piece):
+                plain.extend(some)
+                digest.update(some)  # while the next piece is on its way
+                hold(_TEXT_COPIES * len(plain))
+
         async for piece in request.stream():
             if not piece:
                 continue
@@ -190,8 +190,12 @@ class Bodies:
             wire += len(piece)
             if wire > most_wire:
                 raise TooLarge(said)
-            await arriving.take(piece)
-        return arriving.finish()
+            if inflater.name == "identity":
+                take(piece)
+            else:
+                await asyncio.to_thread(take, piece)
+        inflater.finish()
+        return Body(plain, lambda built: hold(_TEXT_COPIES * len(plain) + built), digest.digest())
 
 
 async def read_body(request: Request, read: Callable[[Any, Settings], T]) -> T:
@@ -224,37 +228,6 @@ async def no_body(request: Request) -> None:
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request):
         pass
-
-
-class _Arriving:
-    """One body on its way in."""
-
-    def __init__(self, settings: Settings, encodings: list[str], share: Share) -> None:
-        self._inflater = Inflater([value.encode("latin-1") for value in encodings], settings.most_body_bytes)
-        self._share = share
-        self._plain = bytearray()
-        self._hash = hashlib.sha256()
-
-    async def take(self, piece: bytes) -> None:
-        """Take a piece; one that is inflated, off the event loop."""
-        if self._inflater.name == "identity":
-            self._add(piece)
-        else:
-            await asyncio.to_thread(self._add, piece)
-
-    def _add(self, piece: bytes) -> None:
-        for plain in self._inflater.feed(piece):
-            self._plain += plain
-            self._hash.update(plain)  # while the next piece is on its way
-            self._hold(0)
-
-    def _hold(self, built_bytes: int) -> None:
-        self._share.hold(_TEXT_COPIES * len(self._plain) + built_bytes)
-
-    def finish(self) -> Body:
-        """The whole body."""
-        self._inflater.finish()
-        return Body(self._plain, self._hold, self._hash.digest())
 
 
 def _check_type(values: list[str]) -> None:
