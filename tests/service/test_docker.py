@@ -208,7 +208,7 @@ def test_pods_are_probed_confined_and_spared() -> None:
         pod = deployment["spec"]["template"]["spec"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["containers"]:
-            assert {"startupProbe", "livenessProbe"} <= container.keys()
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             ports = {port["containerPort"] for port in container["ports"]}
         policies = [p for p in of_kind["NetworkPolicy"] if p["spec"]["podSelector"]["matchLabels"] == labels]

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -450,7 +449,7 @@ def test_postgresql_dumped_and_restored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_stops_in_time_and_shows_metrics(tmp_path: Path) -> None:
-    """`--metrics-port` answers Prometheus; SIGTERM ends it within its limit."""
+    """`--metrics-port` answers Prometheus and a probe, which sees an outage; SIGTERM ends it within its limit."""
     with (
         PrivatePostgres() as private,
         fresh_database(private.url) as url,
@@ -460,9 +459,18 @@ def test_a_worker_stops_in_time_and_shows_metrics(tmp_path: Path) -> None:
         graph = training_graph(6, cost=705)
         assert server.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[0] == 200
 
+        http = httpx2.Client(base_url=f"http://127.0.0.1:{server.port + 1}", timeout=10, trust_env=False)
+
         def solved() -> bool:
-            text = urllib.request.urlopen(f"http://127.0.0.1:{server.port + 1}/metrics", timeout=5).read().decode()
+            text = http.get("/metrics").text
             return "remat_solve_seconds_count" in text and "remat_queue_wait_seconds_count 1.0" in text
 
         eventually(solved)
+        assert (http.get("/readyz").status_code, http.get("/readyz").text) == (200, "ready")
+        private.stop()
+        eventually(lambda: http.get("/readyz").text == "the database does not answer", 20)
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/metrics").status_code == 200
+        private.start()
+        eventually(lambda: http.get("/readyz").status_code == 200, 20)
         assert worker.stop(signal.SIGTERM) == 0

@@ -9,7 +9,7 @@ table says so.
 A job may get lost: with the worker that had fetched it, or since its tenant was at its limit. So every worker looks,
 every few seconds and in no slot of the solves', whether something may run and no job waits, and defers what is missing.
 
-`work` is `remat-service worker`: a process that solves and serves nothing but its metrics.
+`work` is `remat-service worker`: a process that solves and serves nothing but its metrics and whether it is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import procrastinate
 import structlog
@@ -149,7 +152,7 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(exported(context.metrics.registry))
         await stack.enter_async_context(opened(context))
-        server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
+        server = _say_how_it_is(context, metrics_port) if metrics_port else None
         announced = asyncio.create_task(announce(context))
         with contextlib.suppress(OSError, TimeoutError):  # tried again with the first solve
             await context.supervisor.warm()
@@ -166,4 +169,20 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
                 async with asyncio.timeout(settings.drain_s + 10.0):
                     await task
         if server is not None:
-            server[0].shutdown()
+            server.shutdown()
+
+
+def _say_how_it_is(context: Context, port: int) -> WSGIServer:
+    """Serve the metrics on a port, and at `/readyz` whether the database takes what this worker finds."""
+    server, _ = start_http_server(port, registry=context.metrics.registry)
+    metrics, loop = server.get_app(), asyncio.get_running_loop()
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/readyz":
+            return metrics(environ, start_response)
+        wrong = asyncio.run_coroutine_threadsafe(context.health.wrong(), loop).result()
+        start_response("503 Service Unavailable" if wrong else "200 OK", [("Content-Type", "text/plain")])
+        return [(wrong or "ready").encode()]
+
+    server.set_app(answer)
+    return server
