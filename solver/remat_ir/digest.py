@@ -36,7 +36,7 @@ class Digests(NamedTuple):
 
 
 class Written:
-    """A subject with each of its arrays written down once, for its digests at any budget.
+    """A subject with each of its arrays written down once, for its text and its digests at any budget.
 
     Example:
         >>> from remat_ir import Problem, graph_of
@@ -49,6 +49,10 @@ class Written:
         self.subject = subject
         self._parts = _parts(subject)
         self._graph, self._structure = _sha256(self._parts), _sha256(_without_costs(self._parts, subject))
+
+    def text(self) -> bytes:
+        """JSON as it is digested: what is read from it is the subject without names and fixed bytes."""
+        return b"{" + b",".join(self._parts[key] for key in sorted(self._parts)) + b"}"
 
     def digests(self, budget_bytes: int) -> Digests:
         """All three, of the problem with this budget."""

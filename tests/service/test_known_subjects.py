@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples
-from remat_ir import Chain, Graph, Join, Link, Problem, digests_of, graph_of
-from remat_ir.digest import Written
+from remat_ir import Chain, Graph, Join, Link, Problem, Written, digests_of, graph_of, subject_kind
 from remat_service.errors import ServiceError
+from remat_service.identity import with_fixed
 from remat_service.requests.parse import Ask, Body, KnownSubjects, from_body, read_ask
 from remat_service.settings import Settings
 from service.serving import training_graph
@@ -191,7 +192,9 @@ def test_any_body_is_read_as_without_a_memory(data: st.DataObject) -> None:
 
 
 def test_written_down_once() -> None:
-    """The digests at any budget are those of the problem."""
-    for subject in _SUBJECTS:
-        written = Written(subject)
+    """The digests at any budget are those of the problem, and the text is read as the subject without fixed bytes."""
+    for subject in (*_SUBJECTS, replace(_CHAIN, link_bytes_per_s=10, input_may_leave=True)):
+        written, net = Written(subject), with_fixed(subject, 0)
         assert [written.digests(n) for n in (0, 7, 900)] == [digests_of(Problem(subject, n)) for n in (0, 7, 900)]
+        text = json.loads(Written(net).text())
+        assert Problem.from_json({subject_kind(net): text, "budget_bytes": 0}).subject == net

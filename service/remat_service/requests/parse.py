@@ -42,7 +42,7 @@ from remat_ir.schema import (
 from remat_solver import METHODS, runner_of
 
 from ..errors import BadRequest, Invalid, ServiceError, TooLarge
-from ..identity import net_of, size_of
+from ..identity import net_of, size_of, with_fixed
 from ..memory import Lru
 from ..settings import Settings
 
@@ -144,11 +144,14 @@ class Ask:
         return None if budget < 0 else Problem(self.written.subject, budget)
 
     @cached_property
+    def text(self) -> Written:
+        """The subject without fixed bytes, written down."""
+        return self.written or Written(with_fixed(self.problem.subject, 0))
+
+    @cached_property
     def digests(self) -> Digests | None:
         """The digests of the net problem."""
-        if self.net is None:
-            return None
-        return (self.written or Written(self.net.subject)).digests(self.net.budget_bytes)
+        return None if self.net is None else self.text.digests(self.net.budget_bytes)
 
 
 class Body(NamedTuple):

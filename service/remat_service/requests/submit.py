@@ -58,7 +58,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     except Exception as error:  # noqa: BLE001 – a plan of a caller may fail in any way
         raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
     async with context.database.write(brief=True) as connection:
-        await context.store.put_graph(connection, keys, net)
+        await context.store.put_graph(connection, keys, ask.text, net.budget_bytes)
         plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
     context.verifier.remember(keys.graph, digest, verdict, plan)
     return plan_id
@@ -166,7 +166,7 @@ class Submission:
                 return Taken(joined, waits=True)
             snapshot, packed = await context.store.snapshot_with_graph(keys, net.budget_bytes)
         if packed is not None:
-            await self._mend_graph(net, keys, packed)
+            await self._mend_graph(keys, packed)
         within_s = context.settings.look_up_s
         known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot, within_s)
         looked = _Looked(net, keys, known, packed is None)
@@ -175,13 +175,13 @@ class Submission:
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
         return await self._queue(looked, start_plan_id)
 
-    async def _mend_graph(self, net: Problem, keys: Keys, packed: bytes) -> None:
+    async def _mend_graph(self, keys: Keys, packed: bytes) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
         context = self.context
-        if await context.verifier.graph(keys.graph, packed, self.caller.key, net.subject) is not None:
+        if await context.verifier.graph(keys.graph, packed, self.caller.key, self.ask.text) is not None:
             return
         async with context.database.write(brief=True) as connection:
-            await context.store.replace_graph(connection, keys, net)
+            await context.store.replace_graph(connection, keys, self.ask.text)
         context.metrics.mended.labels("graph").inc()
 
     def _row(self, graph_key: str, digest: str, method_key: str) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class Submission:
                 return Taken(row["id"], text)
         async with context.database.write(brief=True) as connection:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
-                await context.store.put_graph(connection, keys, net)
+                await context.store.put_graph(connection, keys, self.ask.text, net.budget_bytes)
             row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
             if known.proof is not None and known.proof_id is None:
                 proved = known.proof[:2]
@@ -329,7 +329,8 @@ class Submission:
             solve_id = await self._join(connection, keys)
             if solve_id is None:
                 await self._check_capacity(connection)
-                await context.store.put_graph(connection, keys, looked.net, looked.absent)
+                budget = looked.net.budget_bytes
+                await context.store.put_graph(connection, keys, self.ask.text, budget, looked.absent)
                 near_id = await self._keep_near(connection, looked)
                 told = await self._new_solve(connection, looked, start_plan_id, near_id)
                 solve_id = await self._join(connection, keys) if told is None else told["id"]  # another came first

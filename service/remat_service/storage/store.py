@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import BindParameter, Select, and_, bindparam, case, delete, exists, false, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import AnyPlan, Problem, Verdict
+from remat_ir import AnyPlan, Verdict, Written
 from remat_solver import solver_version
 
 from ..identity import Caller, Keys, size_of
 from .database import Database
 from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
-from .verifier import checksum, pack
+from .verifier import checksum, pack, pack_subject
 
 
 class StoredPlan(NamedTuple):
@@ -54,8 +54,8 @@ _GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == bindparam("graph"))
 _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 
-def _columns_of(net: Problem, structure_key: str) -> dict[str, Any]:
-    packed = pack({net.kind: net.subject.to_json()})
+def _columns_of(net: Written, structure_key: str) -> dict[str, Any]:
+    packed = pack_subject(net)
     ops, edges = size_of(net.subject)
     return {
         "structure_key": structure_key,
@@ -284,7 +284,9 @@ class Store:
     def __init__(self, database: Database, claims: Claims) -> None:
         self._database, self._claims = database, claims
 
-    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem, absent: bool = False) -> None:
+    async def put_graph(
+        self, connection: AsyncConnection, keys: Keys, net: Written, budget_bytes: int, absent: bool = False
+    ) -> None:
         """Keep the subject of a net problem, and the problem's name; what is there already stays.
 
         Args:
@@ -296,10 +298,10 @@ class Store:
             await connection.execute(self._database.insert_new(graphs), row)
         await connection.execute(
             self._database.insert_new(problems),
-            {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": net.budget_bytes},
+            {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": budget_bytes},
         )
 
-    async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
+    async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Written) -> None:
         """Write a graph anew whose row is damaged; what was found about it stays."""
         row = _columns_of(net, keys.structure)
         await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))

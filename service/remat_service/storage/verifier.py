@@ -23,6 +23,7 @@ from remat_ir import (
     Problem,
     Subject,
     Verdict,
+    Written,
     certificate_for,
     graph_digest,
     read_plan,
@@ -51,7 +52,20 @@ _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
 def pack(data: Any) -> bytes:
     """JSON data as compressed bytes, the same for the same data."""
-    packed: bytes = zstd.compress(written(data), level=3)
+    return _compressed(written(data))
+
+
+def pack_subject(subject: Written) -> bytes:
+    """A subject without fixed bytes, as it is stored."""
+    return _compressed(_text_of(subject))
+
+
+def _text_of(subject: Written) -> bytes:
+    return b'{"%s":%s}' % (subject_kind(subject.subject).encode(), subject.text())
+
+
+def _compressed(text: bytes) -> bytes:
+    packed: bytes = zstd.compress(text, level=3)
     return packed
 
 
@@ -114,7 +128,7 @@ class Verifier:
         self._byte_s = 0.0
 
     async def graph(
-        self, key: str, packed: bytes, key_of: Callable[[str], str], expected: Subject | None = None
+        self, key: str, packed: bytes, key_of: Callable[[str], str], expected: Written | None = None
     ) -> Subject | None:
         """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again.
 
@@ -248,9 +262,9 @@ class Verifier:
         self._plans.put((graph_key, digest), (verdict, text), len(text) + 500)
 
 
-def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Subject | None) -> Subject:
-    if expected is not None and inflated(packed) == written({subject_kind(expected): expected.to_json()}):
-        return expected
+def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Written | None) -> Subject:
+    if expected is not None and inflated(packed) == _text_of(expected):
+        return expected.subject
     subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
     if key_of(graph_digest(subject)) != key:
         raise ValueError("damaged: another graph than its key says")
