@@ -51,7 +51,7 @@ class Context:
         self.seals = seals_of(settings)
         self.verifier = Verifier()
         self.claims = Claims(database, self.seals)
-        self.store = Store(database, self.claims)
+        self.store = Store(database, self.claims, self.verifier)
         self.cache = Cache(database, self.store, self.claims, self.verifier, self.metrics)
         self.write_behind = WriteBehind(database, self.store)
         self.response_cache = ResponseCache(

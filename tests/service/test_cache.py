@@ -19,7 +19,7 @@ from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
-from remat_service.storage.verifier import pack
+from remat_service.storage.verifier import pack, written
 from remat_solver import solver_version
 from service.serving import Service, checked, eventually, serving, training_graph
 
@@ -242,7 +242,7 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     own.stop()
     with sqlite3.connect(own.folder / "service.sqlite") as database:
         other = training_graph(7, cost=52)
-        database.execute("UPDATE graphs SET data = ?", (pack({"graph": other.to_json()}),))
+        database.execute("UPDATE graphs SET data = ?", (pack(written({"graph": other.to_json()})),))
     database.close()
     own.start()
     assert own.get(str(first["id"]), 0)[0] == 410

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
 from remat_service.cli import app
-from remat_service.storage.verifier import pack, unpack
+from remat_service.storage.verifier import pack, unpack, written
 from service.serving import Service, hard_graph, serving, training_graph
 
 GAP = 0.01
@@ -200,7 +200,7 @@ def _proofs(change: Callable[[dict[str, Any]], None]) -> Callable[[sqlite3.Conne
         for row, data in database.execute("SELECT id, data FROM proofs").fetchall():
             proof = unpack(data)
             change(proof)
-            database.execute("UPDATE proofs SET data = ? WHERE id = ?", (pack(proof), row))
+            database.execute("UPDATE proofs SET data = ? WHERE id = ?", (pack(written(proof)), row))
 
     return work
 

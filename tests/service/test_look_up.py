@@ -13,7 +13,7 @@ import pytest
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Graph, Problem, budget_at, plain_peak
-from remat_service.storage.verifier import Verifier, pack
+from remat_service.storage.verifier import Verifier, pack, written
 from remat_solver import solve
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 
@@ -98,7 +98,7 @@ def _certificate(graph: Graph) -> tuple[Problem, bytes]:
     problem = Problem(graph, budget_at(graph, 0.6))
     answer = solve(problem, time_limit_s=20.0, max_gap=0.02)
     assert answer.proof is not None
-    return problem, pack(answer.proof.to_json())
+    return problem, pack(written(answer.proof.to_json()))
 
 
 @pytest.mark.thorough

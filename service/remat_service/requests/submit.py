@@ -59,9 +59,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
     async with context.database.write(brief=True) as connection:
         await context.store.put_graph(connection, keys, ask.text, net.budget_bytes)
-        plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
-    context.verifier.remember(keys.graph, digest, verdict, plan)
-    return plan_id
+        return await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
 
 
 @dataclass(frozen=True)
@@ -301,10 +299,7 @@ class Submission:
             await context.claims.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
         if known.near is None or not known.uses_near:
             return None
-        plan, verdict = known.near
-        plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
-        context.verifier.remember(keys.graph, digest, verdict, plan)
-        return plan_id
+        return await context.store.put_plan(connection, keys.graph, keys.method, "near", *known.near)
 
     async def _join_flight(self, keys: Keys) -> str | None:
         """Join the solve under way; None where it has just ended, so that what it found is in the store."""

@@ -269,10 +269,9 @@ class SolveRecord:
             told = self._told | {"bound_ns": bound, "restricted_to": within}
             if better is not None:
                 plan, verdict = better
-                plan_id, digest = await context.store.put_plan(
+                plan_id = await context.store.put_plan(
                     connection, claim.row.graph_key, claim.row.method_key, source, plan, verdict
                 )
-                context.verifier.remember(claim.row.graph_key, digest, verdict, plan)
                 if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
                     told |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
             if proof is not None:

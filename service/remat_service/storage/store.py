@@ -18,7 +18,7 @@ from ..identity import Caller, Keys, size_of
 from .database import Database
 from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
-from .verifier import checksum, pack, pack_subject
+from .verifier import Verifier, checksum, pack_subject
 
 
 class StoredPlan(NamedTuple):
@@ -281,8 +281,8 @@ def _named(keys: Keys, net_budget: int) -> dict[str, object]:
 class Store:
     """The cache's tables: what takes a connection works in the caller's transaction; all else is one statement."""
 
-    def __init__(self, database: Database, claims: Claims) -> None:
-        self._database, self._claims = database, claims
+    def __init__(self, database: Database, claims: Claims, verifier: Verifier) -> None:
+        self._database, self._claims, self._verifier = database, claims, verifier
 
     async def put_graph(
         self, connection: AsyncConnection, keys: Keys, net: Written, budget_bytes: int, absent: bool = False
@@ -313,10 +313,10 @@ class Store:
 
     async def put_plan(
         self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
-    ) -> tuple[str, str]:
-        """Keep a verified plan; returns its id and checksum, the older row's where the same plan is there."""
-        packed = pack(plan.to_json())
-        digest, moment = checksum(packed), self._database.clock.now()
+    ) -> str:
+        """Keep a verified plan; returns its id, the older row's where the same plan is there."""
+        packed, digest = self._verifier.packed(graph_key, plan, verdict)
+        moment = self._database.clock.now()
         row = {
             "id": self._database.clock.new_id(),
             "graph_key": graph_key,
@@ -336,7 +336,7 @@ class Store:
         same = (plans.c.graph_key, plans.c.method_key, plans.c.checksum)
         stored = str(await connection.scalar(self._database.upsert(plans, row, again, same).returning(plans.c.id)))
         await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
-        return stored, digest
+        return stored
 
     async def put_proof(
         self, connection: AsyncConnection, graph_key: str, net_budget: int, bound_ns: int | None, packed: bytes

@@ -50,23 +50,19 @@ _SMALL_OPS = 5_000
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
 
-def pack(data: Any) -> bytes:
-    """JSON data as compressed bytes, the same for the same data."""
-    return _compressed(written(data))
+def pack(text: bytes) -> bytes:
+    """A text as compressed bytes, the same for the same text."""
+    packed: bytes = zstd.compress(text, level=3)
+    return packed
 
 
 def pack_subject(subject: Written) -> bytes:
     """A subject without fixed bytes, as it is stored."""
-    return _compressed(_text_of(subject))
+    return pack(_text_of(subject))
 
 
 def _text_of(subject: Written) -> bytes:
     return b'{"%s":%s}' % (subject_kind(subject.subject).encode(), subject.text())
-
-
-def _compressed(text: bytes) -> bytes:
-    packed: bytes = zstd.compress(text, level=3)
-    return packed
 
 
 def written(data: Any) -> bytes:
@@ -256,10 +252,13 @@ class Verifier:
         """
         return await _run(len(plan.steps) * 8, verify, problem, plan)
 
-    def remember(self, graph_key: str, digest: str, verdict: Verdict, plan: AnyPlan) -> None:
-        """Note a verdict on a plan that is stored as packed bytes of this SHA-256."""
+    def packed(self, graph_key: str, plan: AnyPlan, verdict: Verdict) -> tuple[bytes, str]:
+        """A verified plan as it is stored, and the SHA-256 of that; its text stays in memory."""
         text = written(plan.to_json())
+        found = pack(text)
+        digest = checksum(found)
         self._plans.put((graph_key, digest), (verdict, text), len(text) + 500)
+        return found, digest
 
 
 def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Written | None) -> Subject:
@@ -290,8 +289,8 @@ def _check_new(problem: Problem, data: object) -> CheckedProof:
 
 
 def _packed_proof(found: Certificate) -> CheckedProof:
-    data = found.proof.to_json()
-    return CheckedProof(found.bound_ns, pack(data), written(data))
+    text = written(found.proof.to_json())
+    return CheckedProof(found.bound_ns, pack(text), text)
 
 
 async def _run(size: int, function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
