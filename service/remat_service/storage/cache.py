@@ -274,14 +274,14 @@ class Cache:
         self, keys: Keys, problem: Problem, best: StoredPlan | None
     ) -> tuple[StoredPlan | None, list[StoredPlan]]:
         """The cheapest plan that the verifier passes, and those that it does not."""
-        if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
+        if best is None or await self._verifier.text(keys.graph, problem, best.data, best.claimed) is not None:
             return best, []
         broken = [best]
         method_key = None if keys.any_method else keys.method
         for other in await self._store.plans_within(keys.graph, problem.budget_bytes, method_key):
             if other.id == best.id:
                 continue
-            if await self._verifier.passes(keys.graph, problem, other.data, other.claimed):
+            if await self._verifier.text(keys.graph, problem, other.data, other.claimed) is not None:
                 return other, broken
             broken.append(other)
         return None, broken

@@ -146,29 +146,21 @@ class Verifier:
         text = await self.text(graph_key, problem, packed, claimed)
         return None if text is None else await _run(len(packed), lambda: read_plan(json.loads(text)))
 
-    async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
-        """Whether the plan of a row may be served for the problem; quick for bytes verified before."""
-        return await self.text(graph_key, problem, packed, claimed) is not None
-
     async def text(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bytes | None:
-        """The plan as JSON text, under the same condition; texts lately verified are kept in memory."""
-        digest = checksum(packed)
-        held = self._held(graph_key, digest, problem.budget_bytes, claimed)
+        """The plan as JSON text, under the same condition; quick for bytes verified before, whose texts are kept."""
+        held = self.text_in_memory(graph_key, problem.budget_bytes, packed, claimed)
         if held is not None:
             return held
         try:
             text = await _run(len(packed), _verified_text, packed, problem, claimed)
         except (ValueError, InvalidData, InvalidPlan):
             return None
-        self._plans.put((graph_key, digest), (claimed, text), len(text) + 500)
+        self._plans.put((graph_key, checksum(packed)), (claimed, text), len(text) + 500)
         return text
 
     def text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
         """The text of a plan whose bytes were verified before and are still in memory; None says nothing about it."""
-        return self._held(graph_key, checksum(packed), net_budget, claimed)
-
-    def _held(self, graph_key: str, digest: str, net_budget: int, claimed: Verdict) -> bytes | None:
-        found = self._plans.get((graph_key, digest))
+        found = self._plans.get((graph_key, checksum(packed)))
         return found[1] if found is not None and found[0] == claimed and claimed.peak_bytes <= net_budget else None
 
     async def certain_need(self, graph_key: str, subject: Subject) -> int:
