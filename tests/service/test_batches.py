@@ -88,11 +88,14 @@ def test_refused(service: Service) -> None:
 
 
 @pytest.mark.thorough
-def test_a_search_can_be_given_up(service: Service) -> None:
-    """It ends with what it has, and nothing of it stays in the queue."""
+@pytest.mark.parametrize(
+    "named", [{}, {"batches": [2, 3, 4], "method": "staged", "max_gap": 0}], ids=["search", "named"]
+)
+def test_a_search_can_be_given_up(service: Service, named: dict[str, Any]) -> None:
+    """It ends with what it has, and so do sizes that were named; nothing of it stays in the queue."""
     graph = training_graph(60, cost=89)
     body = {"problem": Problem(graph, 2 * plain_peak(graph)).to_json(), "time_limit_s": 30, "batch_values": None}
-    posted = service.http.post("/v1/max-batch", json=body).json()
+    posted = service.http.post("/v1/max-batch", json=body | named).json()
     given_up = service.http.post(f"/v1/max-batch/{posted['id']}/cancel").json()
     assert given_up["ended"]
     assert all(solve["status"] not in ("queued", "running") for solve in given_up["solves"])

@@ -22,8 +22,8 @@ from ..context import Context
 from ..errors import Gone, Invalid, NotFound, RateLimited, ServiceError, Unavailable
 from ..identity import Caller, Retry
 from ..settings import Settings
-from ..storage.tables import groups
-from . import read
+from ..storage import tables
+from . import groups, read
 from .completion import cancel
 from .groups import Group, add_group, drop_group, few, group_row
 from .parse import LIMITS, Ask, read_limits, read_problem
@@ -259,36 +259,24 @@ def _hopeless(answer: Answer, most_ns: int) -> bool:
     return answer.status is Status.INFEASIBLE or (answer.bound_ns is not None and answer.bound_ns > most_ns)
 
 
-async def _search_row(context: Context, caller: Caller, group_id: str) -> Any:
-    """The row of a search.
-
-    Raises:
-        NotFound: this tenant has no such search.
-    """
-    row = await group_row(context, caller, KIND, group_id)
-    if row is None or "state" not in row.about:
-        raise NotFound(f"there is no {KIND} with this id")
-    return row
-
-
 async def _save(context: Context, group_id: str, **changes: Any) -> dict[str, Any] | None:
     """Write down what is new of a search; returns all that is written of it, or None where it has ended before."""
     if "ended" in changes:
         changes["problem"] = None  # nothing more is scaled
-    this = groups.c.id == group_id
+    this = tables.groups.c.id == group_id
     async with context.database.write() as connection:
-        row = (await connection.execute(select(groups.c.about).where(this).with_for_update())).first()
+        row = (await connection.execute(select(tables.groups.c.about).where(this).with_for_update())).first()
         if row is None or row.about["ended"] is not None:
             return None
         about: dict[str, Any] = row.about | changes
-        await connection.execute(update(groups).where(this).values(about=about))
+        await connection.execute(update(tables.groups).where(this).values(about=about))
     return about
 
 
 async def status(
     context: Context, searches: BatchSearches, caller: Caller, group_id: str, wait_s: float
 ) -> tuple[dict[str, Any], bool]:
-    """A search's document and whether it has ended; waits for that for up to `wait_s`.
+    """A search's document and whether it has ended, or that of named sizes; waits for that for up to `wait_s`.
 
     Raises:
         NotFound: this tenant has no such search.
@@ -297,7 +285,9 @@ async def status(
     with context.notifier.subscribe(group_id) as changes:
         while True:
             changes.reset()
-            row = await _search_row(context, caller, group_id)
+            row = await group_row(context, caller, KIND, group_id)
+            if row is None or "state" not in row.about:
+                return await groups.status(context, caller, KIND, group_id, wait_s)
             ended = row.about["ended"] is not None
             left = until - context.clock.monotonic()
             if ended or left <= 0 or context.leaving:
@@ -340,13 +330,13 @@ _MESSAGES = {
 
 
 async def give_up(context: Context, caller: Caller, group_id: str) -> None:
-    """End a search, and the solve that it waits for.
+    """End a search, or what is left of named sizes, and the solves under way.
 
     Raises:
         NotFound: this tenant has no such search.
     """
-    await _search_row(context, caller, group_id)
-    about = await _save(context, group_id, ended="cancelled")
-    for _, request_id in about["tried"] if about is not None else ():
-        await cancel(context, caller, request_id)
+    row = await group_row(context, caller, KIND, group_id)
+    if row is not None and "state" in row.about:
+        await _save(context, group_id, ended="cancelled")
+    await groups.give_up(context, caller, KIND, group_id)
     context.notifier.notify(group_id)

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from ...context import Context
-from ...errors import NotFound
 from ...identity import Caller
 from ...requests import batches, groups
 from ...requests.parse import from_body
@@ -44,12 +43,8 @@ async def _started(request: Request, caller: Caller, reader: Callable[[Any, Sett
 
 
 async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: float) -> Response:
-    """A search, or the sizes that a caller named."""
     context: Context = request.app.state.context
-    try:
-        found = await batches.status(context, request.app.state.batch_searches, caller, group_id, wait_s)
-    except NotFound:
-        found = await groups.status(context, caller, batches.KIND, group_id, wait_s)
+    found = await batches.status(context, request.app.state.batch_searches, caller, group_id, wait_s)
     return _response(context, "/v1/max-batch", *found)
 
 
