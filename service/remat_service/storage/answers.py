@@ -313,15 +313,8 @@ class ResponseCache:
             return None
         if known.proof is not None and known.proof_id is None:  # carried over just now: stored, the next look finds it
             return None
-        own = {
-            "id": _ID,
-            "idempotency_key": None,
-            "body_hash": None,
-            "created_at": None,
-            "ended_at": None,
-            "seal": None,
-        }
-        row = {**row, **own, "answer": {**row["answer"], "id": _ID}}
+        own = dict.fromkeys(("idempotency_key", "body_hash", "created_at", "ended_at", "seal"))
+        row = {**row, **own, "id": _ID, "answer": {**row["answer"], "id": _ID}}
         proof = None if known.proof is None else known.proof.text
         held = CachedResponse(
             found,

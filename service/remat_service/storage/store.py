@@ -233,22 +233,13 @@ def _read(row: Sequence[Any] | None) -> Snapshot:
 
 
 _OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
+_OF_REQUEST = EndedRequest._fields[:9]
 _SNAPSHOT = _snapshot()
 _WITH_GRAPH = _SNAPSHOT.add_columns(_GRAPH.scalar_subquery())
 _ENDED_REQUEST = (
     select(
-        requests.c.id,
-        requests.c.tenant_id,
-        requests.c.answer,
-        requests.c.graph_key,
-        requests.c.budget_bytes,
-        requests.c.fixed_bytes,
-        requests.c.plan_id,
-        requests.c.proof_id,
-        requests.c.seal,
-        plans.c.data,
-        plans.c.cost_ns,
-        plans.c.peak_bytes,
+        *(requests.c[name] for name in _OF_REQUEST),
+        *(plans.c[name] for name in ("data", "cost_ns", "peak_bytes")),
         proofs.c.data.label("proof"),
         proofs.c.bound_ns.label("proved_ns"),
     )
