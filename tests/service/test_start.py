@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak
 from remat_service.cli import app
+from remat_service.storage import migrations
 from remat_service.storage.database import Database
 from remat_service.storage.tables import graphs, requests
 from service.serving import commands_ended, eventually, serving, training_graph
@@ -55,13 +56,19 @@ def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
-    """Such as after a rollback: one sentence that names both revisions, nothing is touched."""
+    """Such as after a rollback: one sentence that names both revisions, nothing is touched. One step does no harm."""
     path = tmp_path / "s.sqlite"
     given = {"database_url": f"sqlite:///{path}"}
     assert _started(tmp_path, "migrate", **given).returncode == 0
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE alembic_version SET version_num = '9999'")
-    database.close()
+
+    def at(revision: str) -> None:
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        database.close()
+
+    at(f"{int(migrations.head()) + 1:04}")
+    assert [code for code, *_ in _ended(tmp_path, [(["migrate"], given), (["keys", "list"], given)])] == [0, 0]
+    at("9999")
     commands = (["serve", "--port", "0"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"])
     for code, said, printed in commands_ended(tmp_path, [(command, given) for command in commands]):
         assert (code, said.count("\n"), printed) == (2, 1, ""), said

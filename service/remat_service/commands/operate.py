@@ -52,7 +52,7 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
             await bring_up_to_date(database)
         async with database.read() as connection:
             found = await connection.run_sync(migrations.current)
-            if found != migrations.head():
+            if not migrations.serves(found):
                 raise ServiceError(
                     f"the store is at revision {found or 'none'}, and this version of remat-service reads revision "
                     f"{migrations.head()}: use the version that serves it, or run `remat-service migrate`"
