@@ -57,7 +57,7 @@ from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
 from .seals import Claims, Floor
-from .store import Row, Snapshot, Store, StoredPlan, StoredProof
+from .store import Row, Snapshot, Store, StoredPlan
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
 
@@ -228,12 +228,7 @@ class Cache:
     async def clear(self, connection: AsyncConnection, keys: Keys, stored: Stored) -> None:
         """Drop what a look has passed over, and how solves of its graph ended: a solve has found it anew."""
         for row in stored.unsound:
-            if isinstance(row, StoredProof):
-                await self._store.drop_proof(connection, row)
-            elif isinstance(row, StoredPlan):
-                await self._store.drop_plan(connection, row)
-            else:
-                await self._claims.drop(connection, keys.graph, row)
+            await self._store.drop(connection, keys.graph, row)
         if stored.refuting is not None:
             await self._claims.drop_refuted(connection, keys.graph, stored.refuting)
         if stored.unsound or stored.refuting is not None:

@@ -331,20 +331,6 @@ class Claims:
         """Whether a row is what was stored; an effort says neither its budget nor its method."""
         return self.seals.holds(_TABLES[type(row)], _key(graph_key, net_budget, method_key) | row._asdict())
 
-    async def drop(self, connection: AsyncConnection, graph_key: str, row: Claim | Floor | Effort) -> None:
-        """Forget a row that is not what was stored; of efforts, those of the graph."""
-        if isinstance(row, Claim):
-            key = _key(graph_key) | row._asdict()
-            same = bounds.c.seal.is_not_distinct_from(row.seal)
-            await connection.execute(
-                delete(bounds).where(*(c == key[c.name] for c in bounds.primary_key.columns), same)
-            )
-        elif isinstance(row, Floor):
-            same = floors.c.seal.is_not_distinct_from(row.seal)
-            await connection.execute(delete(floors).where(*_of_floor(graph_key), same))
-        else:
-            await self.drop_efforts(connection, graph_key)
-
     async def drop_efforts(self, connection: AsyncConnection, graph_key: str) -> None:
         """Forget how solves of a graph ended."""
         await connection.execute(delete(efforts).where(efforts.c.graph_key == graph_key))

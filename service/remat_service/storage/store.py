@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, Select, and_, bindparam, case, delete, exists, false, or_, select, true, update
+from sqlalchemy import (
+    BindParameter,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    false,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Verdict, Written
@@ -111,6 +124,7 @@ class EndedRequest(NamedTuple):
 
 Row = StoredPlan | StoredProof | Claim | Floor | Effort
 """A row that an answer rests on."""
+_TABLES: dict[type, Any] = {StoredPlan: plans, StoredProof: proofs, Claim: bounds, Floor: floors}
 
 
 def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
@@ -361,10 +375,16 @@ class Store:
         row = await self._database.first(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))
         return None if row is None else StoredProof(*row)
 
-    async def drop_proof(self, connection: AsyncConnection, row: StoredProof) -> None:
-        """Forget a certificate that proves nothing, or not what its row says, unless it was written anew meanwhile."""
-        same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
-        await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
+    async def drop(self, connection: AsyncConnection, graph_key: str, row: Row) -> None:
+        """Forget a row that is not what was stored, unless it was written anew meanwhile; of efforts, the graph's."""
+        if isinstance(row, Effort):
+            await self._claims.drop_efforts(connection, graph_key)
+            return
+        table = _TABLES[type(row)]
+        same = row._asdict() | {"graph_key": graph_key, "solver": solver_version()}
+        if isinstance(row, (StoredPlan, StoredProof)):
+            del same["solver"]  # of whichever version
+        await connection.execute(delete(table).where(*(table.c[name] == value for name, value in same.items())))
 
     async def plans_within(self, graph_key: str, net_budget: int, method_key: str | None) -> list[StoredPlan]:
         """The plans within a budget, cheapest first; of any method where `method_key` is None."""
@@ -381,11 +401,6 @@ class Store:
         """A plan by its id."""
         row = await self._database.first(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))
         return None if row is None else StoredPlan._make(row)
-
-    async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:
-        """Forget a plan that the verifier has refused, unless it was written anew meanwhile."""
-        same = plans.c.data == row.data, plans.c.cost_ns == row.cost_ns, plans.c.peak_bytes == row.peak_bytes
-        await connection.execute(delete(plans).where(plans.c.id == row.id, *same))
 
     async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
         """Note that they were of use, for eviction."""
