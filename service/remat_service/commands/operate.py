@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from pydantic import SecretStr
@@ -114,12 +114,10 @@ def in_context(work: Callable[[Context], Awaitable[T]]) -> T:
 @solves_app.command("list")
 def list_solves(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only those that are queued, running or ended.")] = None,
+    state: Annotated[Literal["queued", "running", "ended"] | None, typer.Option(help="Only these.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of the latest.")] = 100,
 ) -> None:
     """Every solve, newest first: id, tenant, state, method, who works on it, how many requests wait for it."""
-    if state is not None and state not in operate.STATES:
-        raise Invalid(f"unknown state {state!r}; there are: {', '.join(operate.STATES)}")
     for row in in_database(lambda connection: operate.list_solves(connection, tenant, state, limit)):
         typer.echo(
             f"{row.id}  {row.tenant}  {row.state}  {row.method}  {row.worker or '-'}  {row.requests} waiting  "

@@ -11,9 +11,11 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
+from ..context import Context
 from ..errors import NotFound
 from ..requests import operate
 from ..requests.attachments import let_names
+from ..requests.completion import cancel_tenant
 from ..storage.tables import scopes, tenants
 from ..tenants import keys
 from ..tenants.keys import operator, raise_epoch
@@ -166,9 +168,11 @@ def quota(
     named = dict(zip(QUOTAS, (running, queued, solver_seconds, stored_bytes, requests, profiles), strict=True))
     limits = {column: None if limit == _NONE else limit for column, limit in named.items() if limit is not None}
 
-    if limits:
-        in_context(lambda context: operate.change_tenant(context, operator(), name, limits))
-    typer.echo(_quotas(in_database(lambda connection: keys.tenant_row(connection, name))))
+    async def work(connection: AsyncConnection) -> Any:
+        changed = limits and await operate.change_tenant(connection, operator(), name, limits)
+        return changed or await keys.tenant_row(connection, name)
+
+    typer.echo(_quotas(in_database(work)))
 
 
 @tenants_app.command("names")
@@ -203,8 +207,13 @@ def disown(name: str) -> None:
 @tenants_app.command("disable")
 def disable(name: str, again: Annotated[bool, typer.Option("--enable", help="Let it in again.")] = False) -> None:
     """Refuse every key of a tenant, and end what it has under way; what others wait for, too, goes on."""
-    changes = {"disabled": not again}
-    _, ended = in_context(lambda context: operate.change_tenant(context, operator(), name, changes))
+
+    async def work(context: Context) -> int:
+        async with context.database.write() as connection:
+            row = await operate.change_tenant(connection, operator(), name, {"disabled": not again})
+        return 0 if again else await cancel_tenant(context, row.id)
+
+    ended = in_context(work)
     if ended:
         typer.echo(f"{ended} requests ended", err=True)
 

@@ -18,9 +18,8 @@ from ..storage.eviction import store_bytes
 from ..storage.tables import requests, solves, tenants
 from ..tenants.keys import DEFAULT_TENANT, record, tenant_row
 from .attachments import drop_names
-from .completion import cancel_solve, cancel_tenant
+from .completion import cancel_solve
 
-STATES = ("queued", "running", "ended")
 _ALIVE = text("SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat > now() - make_interval(secs => :limit)")
 
 
@@ -172,8 +171,8 @@ async def end_solves(context: Context, actor: str, solve_ids: Sequence[str]) -> 
     return ended
 
 
-async def change_tenant(context: Context, actor: str, name: str, changes: Mapping[str, Any]) -> tuple[Any, int]:
-    """Change columns of a tenant; its row, and how many requests were ended since it is disabled from here on.
+async def change_tenant(connection: AsyncConnection, actor: str, name: str, changes: Mapping[str, Any]) -> Any:
+    """Change columns of a tenant; its row. Of one that is disabled, the caller ends what is under way.
 
     Raises:
         NotFound: there is no such tenant.
@@ -181,14 +180,13 @@ async def change_tenant(context: Context, actor: str, name: str, changes: Mappin
     """
     if name == DEFAULT_TENANT and changes.get("disabled"):
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
-    async with context.database.write() as connection:
-        if changes:
-            await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
-        row = await tenant_row(connection, name)
-        if changes.get("store_names") is False:
-            await drop_names(connection, row.id)
-        await record(connection, actor, "tenants change", {"name": name, **changes})
-    return row, await cancel_tenant(context, row.id) if changes.get("disabled") else 0
+    if changes:
+        await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
+    row = await tenant_row(connection, name)
+    if changes.get("store_names") is False:
+        await drop_names(connection, row.id)
+    await record(connection, actor, "tenants change", {"name": name, **changes})
+    return row
 
 
 async def list_solves(

@@ -14,6 +14,7 @@ from ...clock import SYSTEM
 from ...context import Context
 from ...identity import OPERATE, Caller
 from ...requests import operate
+from ...requests.completion import cancel_tenant
 from ...storage.tables import tenants
 from ...tenants import keys
 from ...tenants.keys import record
@@ -137,7 +138,11 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
     """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
     found = await read_document(request, TENANT_CHANGE)
     changes = {key: value for key, value in found.items() if value is not None or key in QUOTAS}
-    return _tenant((await operate.change_tenant(_context(request), _who(caller), name, changes))[0])
+    async with _context(request).database.write() as connection:
+        row = await operate.change_tenant(connection, _who(caller), name, changes)
+    if changes.get("disabled"):
+        await cancel_tenant(_context(request), row.id)
+    return _tenant(row)
 
 
 @router.get("/keys", summary="API keys", response_model=KeyList, responses=refusals())
