@@ -169,8 +169,9 @@ def quota(
     limits = {column: None if limit == _NONE else limit for column, limit in named.items() if limit is not None}
 
     async def work(connection: AsyncConnection) -> Any:
-        changed = limits and await operate.change_tenant(connection, operator(), name, limits)
-        return changed or await keys.tenant_row(connection, name)
+        if limits:
+            return await operate.change_tenant(connection, operator(), name, limits)
+        return await keys.tenant_row(connection, name)
 
     typer.echo(_quotas(in_database(work)))
 
