@@ -76,10 +76,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Run jobs until told to stop; a restart of the database is waited out."""
-        context = self._context
-        with contextlib.suppress(OSError, TimeoutError):
-            await context.supervisor.warm()
-        outage = Outage(log, "taking jobs")
+        context, outage = self._context, Outage(log, "taking jobs")
         while not context.stopping:
             with outage:
                 async with self._app().open_async() as app:
@@ -176,6 +173,7 @@ def _say_how_it_is(context: Context, port: int) -> WSGIServer:
     """Serve the metrics on a port, and at `/readyz` whether the database takes what this worker finds."""
     server, _ = start_http_server(port, registry=context.metrics.registry)
     metrics, loop = server.get_app(), asyncio.get_running_loop()
+    assert metrics is not None
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] != "/readyz":

@@ -86,8 +86,9 @@ async def give_back(context: Context, claimed: Claimed, patience_s: float = 0.0)
 
 async def open_requests(connection: AsyncConnection, solve_id: str, *columns: Column[Any]) -> Sequence[Any]:
     """The requests that still wait for a solve, oldest first, or these columns of theirs; there may be thousands."""
-    query = select(*(columns or requests.c)).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
-    return (await connection.execute(query.order_by(requests.c.created_at, requests.c.id))).all()
+    query = select(*columns) if columns else select(requests)
+    waiting = query.where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+    return (await connection.execute(waiting.order_by(requests.c.created_at, requests.c.id))).all()
 
 
 log = structlog.get_logger("remat_service.solving.record")
