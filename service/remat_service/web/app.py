@@ -13,19 +13,15 @@ from typing import Any
 
 import yaml
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from starlette.exceptions import HTTPException
 
 from remat_ir import ANSWER, InvalidData, InvalidPlan
 from remat_ir.schema import Document, OneOf, with_nested
 
 from ..context import Context
-from ..errors import ServiceError, Unavailable
+from ..errors import ServiceError
 from ..requests.attachments import OP_NAMES, RUN_REPORT
 from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
@@ -34,10 +30,9 @@ from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
-from ..storage.database import what_fails
 from .authentication import Admission, Callers
 from .body import Bodies
-from .middleware import RequestMiddleware, problem_response, refusal_of, validation_refusal
+from .middleware import FOREIGN, RequestMiddleware, own, problem_response
 from .routes import attachments, groups, operate, plans, profiles, service, solves
 from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
 from .routes.profiles import LOOKUP, UPLOAD
@@ -71,13 +66,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     app.mount("/static", service.Files(directory=service.FILES))
-    app.add_exception_handler(ServiceError, _refuse)
-    app.add_exception_handler(InvalidData, _refuse)
-    app.add_exception_handler(InvalidPlan, _refuse)
-    app.add_exception_handler(OperationalError, _refuse_for_now)
-    app.add_exception_handler(PoolTimeout, _refuse_for_now)
-    app.add_exception_handler(RequestValidationError, _refuse_parameters)
-    app.add_exception_handler(HTTPException, _refuse_route)
+    for refused in (ServiceError, InvalidData, InvalidPlan, *FOREIGN):
+        app.add_exception_handler(refused, _refuse)
     app.add_middleware(RequestMiddleware, metrics=context.metrics, hosts=_hosts(settings))
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
@@ -114,19 +104,7 @@ def _hosts(settings: Settings) -> frozenset[str]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    return problem_response(error)
-
-
-def _refuse_for_now(request: Request, error: Exception) -> Response:
-    return problem_response(Unavailable(what_fails(error), retry_after_s=2))
-
-
-def _refuse_parameters(request: Request, error: Exception) -> Response:
-    return problem_response(validation_refusal(error))
-
-
-def _refuse_route(request: Request, error: Exception) -> Response:
-    response = refusal_of(error)
+    response = problem_response(own(error))
     if response.status_code == 405:
         response.headers["Allow"] = ", ".join(methods_at(request.scope["path"]))
     return response

@@ -13,6 +13,8 @@ from typing import Any
 import structlog
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter, Histogram
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from remat_ir import InvalidData, InvalidPlan
 
 from ..clock import SYSTEM
-from ..errors import BadRequest, Invalid, NotFound, ServiceError, Unauthorized, WrongMethod, kind_of
+from ..errors import BadRequest, Invalid, NotFound, ServiceError, Unauthorized, Unavailable, WrongMethod, kind_of
+from ..storage.database import what_fails
 from ..telemetry import Metrics
 from .authentication import ADMITTED
 
@@ -142,21 +145,21 @@ def problem_response(error: Exception) -> Response:
     return Response(json.dumps(data), data["status"], headers, MEDIA_TYPE)
 
 
-def validation_refusal(error: Exception) -> ServiceError:
-    """A refused query, path or header parameter: FastAPI's first complaint in one line."""
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    place = " ".join(str(part) for part in first["loc"])
-    return Invalid(f"{place}: {first['msg']}")
+FOREIGN = (OperationalError, PoolTimeout, RequestValidationError, HTTPException)
+"""What the libraries raise that a caller is to know."""
 
 
-def refusal_of(error: Exception) -> Response:
-    """What the router itself refuses: no such route, or another method on it."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
-        return problem_response(NotFound("there is no such route"))
-    if status == 405:
-        return problem_response(WrongMethod("this route takes other methods; see the header Allow"))
-    headers = getattr(error, "headers", None) or {}
-    detail = str(getattr(error, "detail", error))
-    data = {"type": "about:blank", "title": detail, "status": status, "detail": detail}
-    return Response(json.dumps(data), status, headers, MEDIA_TYPE)
+def own(error: Exception) -> Exception:
+    """An error of a library as one of ours: the database in trouble, a parameter, what the router refuses."""
+    if isinstance(error, (OperationalError, PoolTimeout)):
+        return Unavailable(what_fails(error), retry_after_s=2)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return Invalid(f"{' '.join(str(part) for part in first['loc'])}: {first['msg']}")
+    if not isinstance(error, HTTPException):
+        return error
+    if error.status_code == 404:
+        return NotFound("there is no such route")
+    if error.status_code == 405:
+        return WrongMethod("this route takes other methods; see the header Allow")
+    return BadRequest(str(error.detail))
