@@ -269,9 +269,9 @@ _QUICK = {"hit": ", le='0.05'", "miss": ", le='0.5'"}
 
 
 def _answers(result: str, quick: int) -> dict[str, str]:
-    """A hundred answers a minute, so many of them within the objective."""
+    """A thousand answers a minute, so many of them within the objective."""
     return {
-        f"remat_answer_seconds_count{{result='{result}'}}": "0+100x200",
+        f"remat_answer_seconds_count{{result='{result}'}}": "0+1000x200",
         f"remat_answer_seconds_bucket{{result='{result}'{_QUICK[result]}}}": f"0+{quick}x200",
     }
 
@@ -282,9 +282,9 @@ def _answers(result: str, quick: int) -> dict[str, str]:
     [
         ("RematNothingRuns", {"remat_queue_depth": "5x200", "remat_solves_in_progress": "0x200"}, True),
         ("RematNothingRuns", {"remat_queue_depth": "5x200", "remat_solves_in_progress": "1x200"}, False),
-        ("RematObjectiveMissed", _answers("hit", 98) | _answers("miss", 100), True),
-        ("RematObjectiveMissed", _answers("hit", 100) | _answers("miss", 98), True),
-        ("RematObjectiveMissed", _answers("hit", 100) | _answers("miss", 99), False),
+        ("RematObjectiveMissed", _answers("hit", 985) | _answers("miss", 1000), True),
+        ("RematObjectiveMissed", _answers("hit", 1000) | _answers("miss", 985), True),
+        ("RematObjectiveMissed", _answers("hit", 1000) | _answers("miss", 995), False),
         ("RematObjectiveMissed", _answers("hit", 0), True),
     ],
 )
