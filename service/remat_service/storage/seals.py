@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Verdict
@@ -322,8 +322,8 @@ class Claims:
         row |= {"created_at": self._database.clock.now()}
 
         def stands(new: Any) -> ColumnElement[bool]:
-            longer = efforts.c.seconds <= new.seconds
-            return (new.settled | longer) & (~efforts.c.settled | new.settled)
+            longer: ColumnElement[bool] = efforts.c.seconds <= new.seconds
+            return and_(or_(new.settled, longer), or_(~efforts.c.settled, new.settled))
 
         await connection.execute(self._database.upsert(efforts, row, (*Effort._fields, "created_at"), where=stands))
 

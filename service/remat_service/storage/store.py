@@ -373,7 +373,7 @@ class Store:
     async def proof(self, proof_id: str) -> StoredProof | None:
         """A certificate by its id."""
         row = await self._database.first(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))
-        return None if row is None else StoredProof(*row)
+        return None if row is None else StoredProof._make(row)
 
     async def drop(self, connection: AsyncConnection, graph_key: str, row: Row) -> None:
         """Forget a row that is not what was stored, unless it was written anew meanwhile; of efforts, the graph's."""

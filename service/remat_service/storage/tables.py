@@ -415,4 +415,5 @@ def of_epoch(epoch: Any) -> ColumnElement[bool]:
     epoch that its caller had, and every look at it compares the two: what a server remembers of the answer does not
     matter. A server knows a raised epoch when it looks the caller up again, after two seconds at most.
     """
-    return requests.c.epoch >= epoch
+    found: ColumnElement[bool] = requests.c.epoch >= epoch
+    return found
