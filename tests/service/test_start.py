@@ -67,7 +67,7 @@ def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
         database.close()
 
     at(f"{int(migrations.head()) + 1:04}")
-    assert [code for code, *_ in _ended(tmp_path, [(["migrate"], given), (["keys", "list"], given)])] == [0, 0]
+    assert [code for code, *_ in commands_ended(tmp_path, [(["migrate"], given), (["keys", "list"], given)])] == [0, 0]
     at("9999")
     commands = (["serve", "--port", "0"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"])
     for code, said, printed in commands_ended(tmp_path, [(command, given) for command in commands]):

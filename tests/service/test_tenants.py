@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import statistics
 import time
 from collections.abc import Callable, Iterator
