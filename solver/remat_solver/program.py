@@ -142,7 +142,10 @@ def _product(left: Floats, right: Floats) -> Floats:
 
 
 class Term(NamedTuple):
-    """Entries of a block of rows: `row` counts from the block's first row; all three broadcast against each other."""
+    """Entries of a block of rows: `row` counts from the block's first row; all three broadcast against each other.
+
+    A column below 0 is a variable that is not there and counts as 0: its entry is left out.
+    """
 
     row: ArrayLike
     column: ArrayLike
@@ -213,6 +216,10 @@ class Builder:
         first, self.columns = self.columns, self.columns + count
         return np.arange(first, self.columns)
 
+    def variables_at(self, mask: Booleans, **given: Any) -> NDArray[np.int64]:
+        """[mask's shape] a variable at each place of a mask, and −1 elsewhere; `given` as of `variables`."""
+        return placed(mask, self.variables(int(mask.sum()), **given))
+
     def add_rows(
         self,
         count: int,
@@ -233,7 +240,8 @@ class Builder:
                 np.asarray(term.column, dtype=np.int64),
                 np.asarray(term.value, dtype=np.float64),
             )
-            whole.append((row.ravel(), column.ravel(), value.ravel()))
+            there = column >= 0
+            whole.append((row[there], column[there], value[there]))
             self.look()
         for rows, entries in _parts(whole, count):
             # sorted part by part, which leaves the clock to be looked at between
@@ -244,6 +252,12 @@ class Builder:
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self.rows += count
+
+    def add_implied(self, column: NDArray[np.int64], *by: NDArray[np.int64], name: Name = ("",)) -> None:
+        """Add a row for each of `column`: it is at most the sum of those of `by`, [rows] each; `name` as of rows."""
+        each = np.arange(len(column))
+        terms = [Term(each, column), *(Term(each, other, -1.0) for other in by)]
+        self.add_rows(len(column), terms, upper=0.0, name=name)
 
     def look(self) -> None:
         """Raise `TimeUp` where the program is not to be written on."""
@@ -286,6 +300,13 @@ class Builder:
             row_upper=_joined(self._row_upper, np.float64),
             offset=offset,
         )
+
+
+def placed(mask: Booleans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[mask's shape] numbers at the places of a mask, in order, and −1 elsewhere."""
+    found = np.full(mask.shape, -1, dtype=np.int64)
+    found[mask] = numbers
+    return found
 
 
 def _spread(given: ArrayLike, count: int) -> Floats:

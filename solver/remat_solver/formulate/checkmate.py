@@ -24,9 +24,9 @@ import numpy as np
 
 from ..array_view import ArrayView, Ids
 from ..deadline import never
-from ..program import Booleans, Builder, Floats, Term
+from ..program import Booleans, Builder, Floats, Term, placed
 from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
-from .rows import Columns, add_keeping_needs_computing, add_retention, filled, made_bytes, picked, room, stage_columns
+from .rows import Columns, add_keeping_needs_computing, add_retention, filled, made_bytes, room, stage_columns
 
 
 def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
@@ -61,54 +61,48 @@ def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = ne
 
 def add_dependencies(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """(1b): R[s,k] ≤ MADE[s,v] + S[s,v] for every value v that op k reads: made in the stage or retained into it."""
-    stage, use = np.nonzero(columns.compute[:, view.uses.op] >= 0)
-    value, each = view.uses.value[use], np.arange(len(use))
-    builder.add_rows(
-        len(use),
-        [
-            Term(each, columns.compute[stage, view.uses.op[use]]),
-            picked(each, columns.made[stage, value], -1.0),
-            picked(each, columns.retain[stage, value], -1.0),
-        ],
-        upper=np.zeros(len(use)),
-    )
+    runs = columns.compute[:, view.uses.op]
+    stage, use = np.nonzero(runs >= 0)
+    value = view.uses.value[use]
+    builder.add_implied(runs[stage, use], columns.made[stage, value], columns.retain[stage, value])
 
 
 def free_columns(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
     """(7a): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values]."""
-    uses = columns.compute[:, view.uses.op] >= 0
-    free = np.full(uses.shape, -1, dtype=np.int64)
-    free[uses] = builder.variables(int(uses.sum()))
+    free = builder.variables_at(columns.compute[:, view.uses.op] >= 0)
     several = np.bincount(view.maker, minlength=view.ops) > 1
     own = (columns.compute[:, view.maker] >= 0) & several[view.maker] & ~view.optional & ~view.kept
-    free_own = np.full(own.shape, -1, dtype=np.int64)
-    free_own[own] = builder.variables(int(own.sum()))
-    return free, free_own
+    return free, builder.variables_at(own)
+
+
+def _add_free(builder: Builder, free: Ids, runs: Ids, retained: Ids, row: Ids, later: Ids) -> None:
+    """(7b, 7c): FREE = 1 exactly if num_hazards (6) = 1 − R + S + Σ R of later users = 0.
+
+    `free`, `runs` and `retained` are columns of FREE, R and S, one a row; `later` those of the later users' R, which
+    count in the rows `row`. κ is the largest value that num_hazards can take in a row.
+    """
+    each = np.arange(len(free))
+    kappa = 1.0 + (retained >= 0) + np.bincount(row, minlength=len(free))
+    hazards = [Term(each, runs, -1.0), Term(each, retained), Term(row, later)]
+    builder.add_rows(len(free), [*hazards, Term(each, free)], lower=0.0)
+    builder.add_rows(len(free), [*hazards, Term(each, free, kappa)], upper=kappa - 1.0)
 
 
 def add_free_of_uses(builder: Builder, columns: Columns, view: ArrayView, free: Ids) -> None:
-    """(7b, 7c): FREE[s,v,k] = 1 exactly if num_hazards(s,v,k) = 0.
-
-    num_hazards (6) = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v. κ is the largest value that it can
-    take in this row.
-    """
+    """(7b, 7c) for a use of v by op k: num_hazards = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v."""
     stage, use = np.nonzero(free >= 0)
-    number = np.full(free.shape, -1, dtype=np.int64)
-    number[stage, use] = np.arange(len(use))
-    each, value = np.arange(len(use)), view.uses.value[use]
+    number = placed(free >= 0, np.arange(len(use)))
     earlier, later = _later_uses(view)
-    both = (free[:, earlier] >= 0) & (columns.compute[:, view.uses.op[later]] >= 0)
-    pair_stage, pair = np.nonzero(both)
-    pair_row = number[pair_stage, earlier[pair]]
-    retained = columns.retain[stage + 1, value]
-    kappa = 1.0 + (retained >= 0) + np.bincount(pair_row, minlength=len(use))
-    hazards = [
-        Term(each, columns.compute[stage, view.uses.op[use]], -1.0),
-        picked(each, retained),
-        Term(pair_row, columns.compute[pair_stage, view.uses.op[later[pair]]]),
-    ]
-    builder.add_rows(len(use), [*hazards, Term(each, free[stage, use])], lower=np.zeros(len(use)))
-    builder.add_rows(len(use), [*hazards, Term(each, free[stage, use], kappa)], upper=kappa - 1.0)
+    runs = columns.compute[:, view.uses.op]
+    pair_stage, pair = np.nonzero((free[:, earlier] >= 0) & (runs[:, later] >= 0))
+    _add_free(
+        builder,
+        free[stage, use],
+        runs[stage, use],
+        columns.retain[stage + 1, view.uses.value[use]],
+        number[pair_stage, earlier[pair]],
+        runs[pair_stage, later[pair]],
+    )
 
 
 def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
@@ -126,20 +120,17 @@ def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
 def add_free_of_own(builder: Builder, columns: Columns, view: ArrayView, free_own: Ids) -> None:
     """(7b, 7c) for an op's own output v: num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v."""
     stage, value = np.nonzero(free_own >= 0)
-    number = np.full(free_own.shape, -1, dtype=np.int64)
-    number[stage, value] = np.arange(len(value))
-    each = np.arange(len(value))
-    use_stage, use = np.nonzero((free_own[:, view.uses.value] >= 0) & (columns.compute[:, view.uses.op] >= 0))
-    use_row = number[use_stage, view.uses.value[use]]
-    retained = columns.retain[stage + 1, value]
-    kappa = 1.0 + (retained >= 0) + np.bincount(use_row, minlength=len(value))
-    hazards = [
-        Term(each, columns.compute[stage, view.maker[value]], -1.0),
-        picked(each, retained),
-        Term(use_row, columns.compute[use_stage, view.uses.op[use]]),
-    ]
-    builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value])], lower=np.zeros(len(value)))
-    builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value], kappa)], upper=kappa - 1.0)
+    number = placed(free_own >= 0, np.arange(len(value)))
+    runs = columns.compute[:, view.uses.op]
+    use_stage, use = np.nonzero((free_own[:, view.uses.value] >= 0) & (runs >= 0))
+    _add_free(
+        builder,
+        free_own[stage, value],
+        columns.compute[stage, view.maker[value]],
+        columns.retain[stage + 1, value],
+        number[use_stage, view.uses.value[use]],
+        runs[use_stage, use],
+    )
 
 
 def add_memory(
@@ -159,10 +150,8 @@ def add_memory(
     weight, workspace = view.size / unit, view.workspace / unit
     slots = np.arange(view.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
     stage, op = np.nonzero(slots)
-    memory = np.full(slots.shape, -1, dtype=np.int64)
-    memory[slots] = builder.variables(len(op), upper=left[slots], integer=False)
-    row = np.full(slots.shape, -1, dtype=np.int64)
-    row[slots] = np.arange(len(op))
+    memory = builder.variables_at(slots, upper=left[slots], integer=False)
+    row = placed(slots, np.arange(len(op)))
     previous = np.where(op > 0, memory[stage, np.maximum(op, 1) - 1], -1)
     retain_stage, retained = np.nonzero(columns.retain >= 0)
     made_stage, made = np.nonzero((columns.made >= 0) & ~view.kept)
@@ -173,14 +162,14 @@ def add_memory(
         len(op),
         [
             Term(np.arange(len(op)), memory[stage, op]),
-            picked(np.arange(len(op)), previous, -1.0),
+            Term(np.arange(len(op)), previous, -1.0),
             Term(row[retain_stage, 0], columns.retain[retain_stage, retained], -weight[retained]),
             Term(row[made_stage, view.maker[made]], columns.made[made_stage, made], -weight[made]),
             Term(row[use_stage, view.uses.op[use] + 1], free[use_stage, use], weight[view.uses.value[use]]),
             Term(row[own_stage, view.maker[own] + 1], free_own[own_stage, own], weight[own]),
         ],
-        lower=np.zeros(len(op)),
-        upper=np.zeros(len(op)),
+        lower=0.0,
+        upper=0.0,
     )
     stage, op = np.nonzero((columns.compute >= 0) & (workspace > 0))
     each = np.arange(len(op))

@@ -7,13 +7,11 @@ to slot, and the memory of first computations stands there once more as knapsack
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from ..array_view import ArrayView, Ids
-from ..program import Booleans, Builder, Floats, Term
+from ..program import Booleans, Builder, Floats, Term, placed
 from .formulation import Matrices, Stages
 
 
@@ -52,35 +50,18 @@ def stage_columns(
     """
     first = (np.arange(view.ops) == stage_of.frontier[:, None]) & stage_of.advances[:, None]
     stage, op = np.nonzero(runs)
-    compute = _placed(runs, builder.variables(len(op), cost=cost[op], lower=first[stage, op]))
+    compute = builder.variables_at(runs, cost=cost[op], lower=first[stage, op])
     sure = np.zeros(int(retains.sum())) if holds is None else holds[retains]
-    retain = _placed(retains, builder.variables(int(retains.sum()), lower=sure))
-    keep = _placed(keeps, builder.variables(int(keeps.sum())))
+    retain = builder.variables_at(retains, lower=sure)
+    keep = builder.variables_at(keeps)
     made = np.where(view.optional, keep, compute[:, view.maker]) if view.values else keep
     return Columns(compute, retain, keep, made)
-
-
-def _placed(mask: Booleans, columns: Ids) -> Ids:
-    placed = np.full(mask.shape, -1, dtype=np.int64)
-    placed[mask] = columns
-    return placed
-
-
-def picked(row: ArrayLike, column: NDArray[Any], value: ArrayLike = 1.0) -> Term:
-    """A term without the entries that have no column."""
-    rows, columns, values = np.broadcast_arrays(np.asarray(row), column, np.asarray(value, dtype=np.float64))
-    there = columns >= 0
-    return Term(rows[there], columns[there], values[there])
 
 
 def add_keeping_needs_computing(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """K[s,v] ≤ R[s,maker(v)]: a value is kept only from a computation that takes place."""
     stage, value = np.nonzero(columns.keep >= 0)
-    each = np.arange(len(stage))
-    op = columns.compute[stage, view.maker[value]]
-    builder.add_rows(
-        len(stage), [Term(each, columns.keep[stage, value]), picked(each, op, -1.0)], upper=np.zeros(len(stage))
-    )
+    builder.add_implied(columns.keep[stage, value], columns.compute[stage, view.maker[value]])
 
 
 def add_retention(builder: Builder, columns: Columns, which: Booleans | None = None) -> None:
@@ -90,15 +71,8 @@ def add_retention(builder: Builder, columns: Columns, which: Booleans | None = N
     """
     wanted = columns.retain[1:] >= 0
     stage, value = np.nonzero(wanted if which is None else wanted & which)
-    each = np.arange(len(stage))
-    builder.add_rows(
-        len(stage),
-        [
-            Term(each, columns.retain[stage + 1, value]),
-            picked(each, columns.made[stage, value], -1.0),
-            picked(each, columns.retain[stage, value], -1.0),
-        ],
-        upper=np.zeros(len(stage)),
+    builder.add_implied(
+        columns.retain[stage + 1, value], columns.made[stage, value], columns.retain[stage, value]
     )
 
 
@@ -166,8 +140,8 @@ def add_residency(builder: Builder, columns: Columns, view: ArrayView, stage_of:
     """Add the A columns and all rows that say how residency begins, goes on and ends."""
     held = residency_columns(builder, columns, view, stage_of)
     add_uses_of_residency(builder, columns, view, held)
-    add_start_of_residency(builder, columns, view, held)
-    add_residency_chain(builder, view, held)
+    add_start_of_residency(builder, columns, held)
+    add_residency_chain(builder, held)
     # (1c) for values without a use in the stage; for the others it follows from the chain
     add_retention(builder, columns, held.first < 0)
     add_keeping_needs_computing(builder, columns, view)
@@ -179,8 +153,7 @@ def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage
     op_runs = columns.compute[:, view.uses.op]
     there = op_runs >= 0
     sure = (view.uses.op == stage_of.frontier[:, None]) & stage_of.advances[:, None]
-    column = np.full(there.shape, -1, dtype=np.int64)
-    column[there] = builder.variables(int(there.sum()), lower=sure[there], integer=False)
+    column = builder.variables_at(there, lower=sure[there], integer=False)
     count = len(there)
     next_retained = columns.retain[1:]
     after = np.full(there.shape, -1, dtype=np.int64)
@@ -203,45 +176,27 @@ def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage
 def add_uses_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
     """R[s,k] ≤ A[s,(v,k)]: an op that runs has its inputs resident; (1b) follows with the start of residency."""
     stage, use = np.nonzero(held.column >= 0)
-    each = np.arange(len(use))
-    builder.add_rows(
-        len(use),
-        [Term(each, columns.compute[stage, view.uses.op[use]]), Term(each, held.column[stage, use], -1.0)],
-        upper=np.zeros(len(use)),
-    )
+    builder.add_implied(columns.compute[stage, view.uses.op[use]], held.column[stage, use])
 
 
-def add_start_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
+def add_start_of_residency(builder: Builder, columns: Columns, held: Residency) -> None:
     """A[s,first use of v] ≤ MADE[s,v] + S[s,v]: residency begins by computation or by retention.
 
     All readers of v have larger indices than its maker, and a stage runs in index order: so a stage that makes v makes
     it before its first use there.
     """
     stage, value = np.nonzero(held.first >= 0)
-    each = np.arange(len(value))
-    builder.add_rows(
-        len(value),
-        [
-            Term(each, held.column[stage, held.first[stage, value]]),
-            picked(each, columns.made[stage, value], -1.0),
-            picked(each, columns.retain[stage, value], -1.0),
-        ],
-        upper=np.zeros(len(value)),
-    )
+    first = held.column[stage, held.first[stage, value]]
+    builder.add_implied(first, columns.made[stage, value], columns.retain[stage, value])
 
 
-def add_residency_chain(builder: Builder, view: ArrayView, held: Residency) -> None:
+def add_residency_chain(builder: Builder, held: Residency) -> None:
     """A[s,next e] ≤ A[s,e], and S[s+1,v] ≤ A[s,last e]: what is there later in the stage was there all along.
 
     Within a stage a value is made once at most, before its uses, so it cannot come back.
     """
     stage, use = np.nonzero((held.column >= 0) & (held.after >= 0))
-    each = np.arange(len(use))
-    builder.add_rows(
-        len(use),
-        [Term(each, held.after[stage, use]), Term(each, held.column[stage, use], -1.0)],
-        upper=np.zeros(len(use)),
-    )
+    builder.add_implied(held.after[stage, use], held.column[stage, use])
 
 
 def residents(view: ArrayView, matrices: Matrices) -> Booleans:
@@ -265,8 +220,9 @@ class Memory:
     def fill(self, x: Floats) -> None:
         """Set U in a start whose other columns are set."""
         change = np.zeros(len(self.column))
-        for term in self.changes:
-            np.add.at(change, np.asarray(term.row), x[np.asarray(term.column)] * np.asarray(term.value))
+        for slot, column, weight in (map(np.asarray, term) for term in self.changes):
+            there = column >= 0
+            np.add.at(change, slot[there], x[column[there]] * weight[there])
         total = np.cumsum(change)
         starts = np.flatnonzero(self.begins_stage)
         before = np.where(starts > 0, total[starts - 1], 0.0)
@@ -285,8 +241,7 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
     weight, workspace = view.size / unit, view.workspace / unit
     stage, op = np.nonzero(columns.compute >= 0)
     slots = len(op)
-    slot = np.full(columns.compute.shape, -1, dtype=np.int64)
-    slot[stage, op] = np.arange(slots)
+    slot = placed(columns.compute >= 0, np.arange(slots))
     following = _following(slot)
     begins_stage = np.concatenate(([True], stage[1:] != stage[:-1])) if slots else np.zeros(0, dtype=np.bool_)
     first_slot = np.zeros(stage_of.count, dtype=np.int64)
@@ -303,19 +258,18 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
     changes = (
         Term(first_slot[retain_stage], columns.retain[retain_stage, retained], weight[retained]),
         Term(slot[made_stage, view.maker[made]], columns.made[made_stage, made], weight[made]),
-        picked(turn_slot, held.begins[turn_stage, turn], weight[turn]),
-        picked(turn_slot, columns.made[turn_stage, turn], -weight[turn]),
-        picked(turn_slot, columns.retain[turn_stage, turn], -weight[turn]),
-        picked(use_slot, held.after[use_stage, use], use_weight),
+        Term(turn_slot, held.begins[turn_stage, turn], weight[turn]),
+        Term(turn_slot, columns.made[turn_stage, turn], -weight[turn]),
+        Term(turn_slot, columns.retain[turn_stage, turn], -weight[turn]),
+        Term(use_slot, held.after[use_stage, use], use_weight),
         Term(use_slot, held.column[use_stage, use], -use_weight),
     )
     limit = left[stage, op]
     first = builder.lower_of(columns.compute[stage, op]) > 0
     column = builder.variables(slots, upper=np.where(first, limit - workspace[op], limit), integer=False)
     each, rest = np.arange(slots), np.flatnonzero(~begins_stage)
-    zero = np.zeros(slots)
     negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)
-    builder.add_rows(slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=zero, upper=zero)
+    builder.add_rows(slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=0.0, upper=0.0)
     busy = np.flatnonzero(~first & (workspace[op] > 0))
     each = np.arange(len(busy))
     builder.add_rows(

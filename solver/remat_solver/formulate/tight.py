@@ -157,9 +157,7 @@ def add_exclusive(builder: Builder, columns: Columns, view: ArrayView) -> None:
     stage, value = np.nonzero((maker >= 0) & (columns.retain[:-1] >= 0))
     each = np.arange(len(value))
     builder.add_rows(
-        len(value),
-        [Term(each, maker[stage, value]), Term(each, columns.retain[stage, value])],
-        upper=np.ones(len(value)),
+        len(value), [Term(each, maker[stage, value]), Term(each, columns.retain[stage, value])], upper=1.0
     )
 
 
@@ -217,7 +215,7 @@ def add_each_runs(builder: Builder, columns: Columns, pinned: Booleans) -> None:
     """Σ over the stages of R[s,i] ≥ 1, and = 1 for ops that run exactly once; in place of (1d)."""
     stages_, ops = columns.compute.shape
     row = np.broadcast_to(np.arange(ops), (stages_, ops))
-    builder.add_rows(ops, [Term(row, columns.compute)], lower=np.ones(ops), upper=np.where(pinned, 1.0, INFINITY))
+    builder.add_rows(ops, [Term(row, columns.compute)], lower=1.0, upper=np.where(pinned, 1.0, INFINITY))
 
 
 def add_consumed(builder: Builder, columns: Columns, graph: Graph) -> None:
@@ -232,13 +230,10 @@ def add_consumed(builder: Builder, columns: Columns, graph: Graph) -> None:
 
 def add_staying(builder: Builder, columns: Columns, kept: Booleans) -> None:
     """S[s+1,v] ≥ MADE[s,v] + S[s,v] for values that stay to the end once made; after the last stage all do."""
-    for stage in range(len(columns.compute)):
-        value = np.flatnonzero(kept)
-        each = np.arange(len(value))
-        terms = [Term(each, columns.retain[stage + 1, value]), Term(each, columns.made[stage, value], -1.0)]
-        if stage:
-            terms.append(Term(each, columns.retain[stage, value], -1.0))
-        builder.add_rows(len(value), terms, lower=np.zeros(len(value)))
+    for now, made, after in zip(columns.retain, columns.made, columns.retain[1:], strict=False):
+        each = np.arange(int(kept.sum()))
+        terms = [Term(each, after[kept]), Term(each, made[kept], -1.0), Term(each, now[kept], -1.0)]
+        builder.add_rows(len(each), terms, lower=0.0)
 
 
 def reordered(problem: Problem, sequence: Sequence[int]) -> tuple[Problem, Plan, tuple[int, ...]]:

@@ -120,25 +120,17 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], builder: Builder, scale: Sc
     runs, holds = [np.full(view.ops, ZERO)], [np.full(view.values, ZERO)]
     ops, cost = np.arange(view.ops), scale.costs(view.cost)
     for start in first[1:]:
-        run, hold = np.full(view.ops, ZERO), np.full(view.values, ZERO)
         useful = (ops < start) & (view.op_reach >= start)
         c = len(runs)
         name = ("run", c, c, np.flatnonzero(useful))
-        run[useful] = builder.variables(int(useful.sum()), cost=cost[useful], name=name)
+        runs.append(builder.variables_at(useful, cost=cost[useful], name=name))
         made = view.maker < start
         certain = made & (view.kept | ((view.last_stage[view.maker] < start) & (view.last_reader >= start)))
         free = made & ~certain & (view.value_reach >= start)
+        hold = builder.variables_at(free, name=("hold", c, np.flatnonzero(free)))
         hold[certain] = ONE
-        hold[free] = builder.variables(int(free.sum()), name=("hold", c, np.flatnonzero(free)))
-        runs.append(run)
         holds.append(hold)
     return Columns(cuts, first, tuple(runs), tuple(holds), builder.columns)
-
-
-def _supply(view: ArrayView, run: Ids, hold: Ids, values: Ids, rows: Ids, sign: float) -> list[Term]:
-    """The terms sign · (R_{p(v)} + S_v) of values whose S is no constant, one row each."""
-    made, held = run[view.maker[values]], hold[values]
-    return [Term(rows[made >= 0], made[made >= 0], sign), Term(rows[held >= 0], held[held >= 0], sign)]
 
 
 def _reads(view: ArrayView, columns: Columns, ends: Span, run: Ids, builder: Builder) -> None:
@@ -146,16 +138,15 @@ def _reads(view: ArrayView, columns: Columns, ends: Span, run: Ids, builder: Bui
     first, last = ends
     hold, reader = columns.holds[first], run[view.edge_op]
     edges = np.flatnonzero((reader >= 0) & (hold[view.edge_value] != ONE))
-    rows = np.arange(len(edges))
-    terms = [Term(rows, reader[edges]), *_supply(view, run, hold, view.edge_value[edges], rows, -1.0)]
-    name = ("read", first, last, view.edge_op[edges], view.edge_value[edges])
-    builder.add_rows(len(edges), terms, upper=0.0, name=name)
+    values = view.edge_value[edges]
+    name = ("read", first, last, view.edge_op[edges], values)
+    builder.add_implied(reader[edges], run[view.maker[values]], hold[values], name=name)
     start, end = columns.first[first], columns.cuts[last]
     read = view.edge_value[view.edge_start[start] : view.edge_start[end + 1]]
     values = np.unique(read[view.maker[read] < start])
     values = values[hold[values] != ONE]
     rows = np.arange(len(values))
-    terms = _supply(view, run, hold, values, rows, 1.0)
+    terms = [Term(rows, run[view.maker[values]]), Term(rows, hold[values])]
     builder.add_rows(len(values), terms, lower=1.0, name=("first", first, last, values))
 
 
@@ -166,9 +157,8 @@ def _residence(view: ArrayView, columns: Columns, ends: Span, run: Ids, builder:
         return
     hold, later = columns.holds[first], columns.holds[last + 1]
     values = np.flatnonzero((later >= 0) & (view.maker < columns.first[first]) & (hold != ONE))
-    rows = np.arange(len(values))
-    terms = [Term(rows, later[values]), *_supply(view, run, hold, values, rows, -1.0)]
-    builder.add_rows(len(values), terms, upper=0.0, name=("stay", first, last, values))
+    name = ("stay", first, last, values)
+    builder.add_implied(later[values], run[view.maker[values]], hold[values], name=name)
 
 
 def _memory_at_cut(
@@ -200,10 +190,9 @@ def add_spans(view: ArrayView, columns: Columns, spans: Sequence[Span], builder:
             continue
         first = starts[span[0]]
         inside = _parts(span, runs)
-        run = np.full(view.ops, ZERO)
         free = columns.runs[first] >= 0
         ends = (first, columns.stage_of(span[1]))
-        run[free] = builder.variables(int(free.sum()), name=("run", *ends, np.flatnonzero(free)))
+        run = builder.variables_at(free, name=("run", *ends, np.flatnonzero(free)))
         _link(ends, run, {(starts[at], columns.stage_of(end)): runs[at, end] for at, end in inside}, builder)
         _reads(view, columns, ends, run, builder)
         _residence(view, columns, ends, run, builder)
@@ -224,15 +213,10 @@ def _parts(span: Span, runs: dict[Span, Ids]) -> list[Span]:
 def _link(ends: Span, run: Ids, parts: Mapping[Span, Ids], builder: Builder) -> None:
     """(e)"""
     ops = np.flatnonzero(run >= 0)
-    rows = np.arange(len(ops))
-    terms = [Term(rows, run[ops])]
     for inner, part in parts.items():
-        there = part[ops] >= 0
-        terms.append(Term(rows[there], part[ops][there], -1.0))
-        both = np.arange(int(there.sum()))
-        pair = [Term(both, part[ops][there]), Term(both, run[ops][there], -1.0)]
-        builder.add_rows(len(both), pair, upper=0.0, name=("part", *ends, *inner, ops[there]))
-    builder.add_rows(len(ops), terms, upper=0.0, name=("or", *ends, ops))
+        there = ops[part[ops] >= 0]
+        builder.add_implied(part[there], run[there], name=("part", *ends, *inner, there))
+    builder.add_implied(run[ops], *(part[ops] for part in parts.values()), name=("or", *ends, ops))
 
 
 def primal_heuristic(view: ArrayView, columns: Columns, x: Floats) -> list[int]:

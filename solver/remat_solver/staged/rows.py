@@ -132,11 +132,7 @@ def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> 
     values = np.flatnonzero((hold != ZERO) & (run >= 0))
     column[values] = builder.variables(len(values), name=("through", c, values))
     held, rows = hold[values], np.arange(len(values))
-    terms = [
-        Term(rows[held >= 0], held[held >= 0]),
-        Term(rows, run[values], -1.0),
-        Term(rows, column[values], -1.0),
-    ]
+    terms = [Term(rows, held), Term(rows, run[values], -1.0), Term(rows, column[values], -1.0)]
     builder.add_rows(len(values), terms, upper=np.where(held == ONE, -1.0, 0.0), name=("through", c, values))
     return column
 

@@ -115,19 +115,18 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], amp
     for c, (start, cut) in enumerate(zip(first, cuts, strict=True)):
         useful = (ops < start) & (view.op_reach >= start)
         name: Name = ("run", c, c, ops[useful])
-        runs.append(_marked(view.ops, useful, builder.variables(int(useful.sum()), cost=view.cost[useful], name=name)))
+        runs.append(builder.variables_at(useful, cost=view.cost[useful], name=name))
         moves = ~view.kept & (view.value_reach >= start)
         before = moves & (view.maker < start)
-        hold = _marked(view.values, before, builder.variables(int(before.sum()), name=("hold", c, values[before])))
+        hold = builder.variables_at(before, name=("hold", c, values[before]))
         hold[view.kept & (view.maker < start)] = ONE
         holds.append(hold)
         away = before & (view.size > 0)
-        name = ("host", c, values[away])
-        hosts.append(_marked(view.values, away, builder.variables(int(away.sum()), name=name)))
+        hosts.append(builder.variables_at(away, name=("host", c, values[away])))
         moved = moves & (view.maker <= cut) & (view.size > 0)
         for table, time, kind in zip((out, back), times, ("out", "back"), strict=True):
             most, name = ample // np.maximum(1, time[moved]), (kind, c, values[moved])
-            table.append(_marked(view.values, moved, builder.variables(int(moved.sum()), upper=most, name=name)))
+            table.append(builder.variables_at(moved, upper=most, name=name))
         if c and away.any():
             longest, name = [float(time[away].max()) for time in times], ("running", c, np.arange(2))
             running[c] = builder.variables(2, upper=longest, integer=False, name=name)
@@ -137,24 +136,10 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], amp
     return Columns(cuts, first, tuple(runs), tuple(holds), count, tuple(hosts), tuple(out), tuple(back), idle, running)
 
 
-def _marked(count: int, chosen: Booleans, columns: Ids) -> Ids:
-    table = np.full(count, ZERO)
-    table[chosen] = columns
-    return table
-
-
-def _terms(rows: Ids, columns: Ids, sign: float) -> Term:
-    there = columns >= 0
-    return Term(rows[there], columns[there], sign)
-
-
-def _supply(view: ArrayView, columns: Columns, c: int, values: Ids, rows: Ids, sign: float) -> tuple[list[Term], ...]:
-    """The terms of R + S + P, and of R + S + H, one row for each value."""
-    both = [_terms(rows, columns.runs[c][view.maker[values]], sign), _terms(rows, columns.holds[c][values], sign)]
-    return (
-        [*both, _terms(rows, columns.back[c][values], sign)],
-        [*both, _terms(rows, columns.hosts[c][values], sign)],
-    )
+def _supply(view: ArrayView, columns: Columns, c: int, values: Ids) -> tuple[tuple[Ids, ...], ...]:
+    """The columns of R, S and P, and those of R, S and H, of each value."""
+    both = columns.runs[c][view.maker[values]], columns.holds[c][values]
+    return (*both, columns.back[c][values]), (*both, columns.hosts[c][values])
 
 
 def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
@@ -162,35 +147,28 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
     start, cut = columns.first[c], columns.cuts[c]
     reader = columns.runs[c][view.edge_op]
     edges = np.flatnonzero((reader >= 0) & (columns.holds[c][view.edge_value] != ONE))
-    rows = np.arange(len(edges))
     op, value = view.edge_op[edges], view.edge_value[edges]
     names: tuple[Name, ...] = (("read", c, c, op, value), ("host-read", c, op, value))
-    for supplied, name in zip(_supply(view, columns, c, value, rows, -1.0), names, strict=True):
-        builder.add_rows(len(edges), [Term(rows, reader[edges]), *supplied], upper=0.0, name=name)
+    for supplied, name in zip(_supply(view, columns, c, value), names, strict=True):
+        builder.add_implied(reader[edges], *supplied, name=name)
     read = np.unique(view.edge_value[view.edge_start[start] : view.edge_start[cut + 1]])
     read = read[(view.maker[read] < start) & (columns.holds[c][read] != ONE)]
-    names = (("first", c, c, read), ("host-first", c, read))
-    for terms, name in zip(_supply(view, columns, c, read, np.arange(len(read)), 1.0), names, strict=True):
-        builder.add_rows(len(read), terms, lower=1.0, name=name)
+    names, rows = (("first", c, c, read), ("host-first", c, read)), np.arange(len(read))
+    for supplied, name in zip(_supply(view, columns, c, read), names, strict=True):
+        builder.add_rows(len(read), [Term(rows, column) for column in supplied], lower=1.0, name=name)
     # what no op may make again and an op from here on reads is somewhere
     sealed = (view.last_stage[view.maker] < start) & (view.last_reader >= start) & (columns.holds[c] >= 0)
     values = np.flatnonzero(sealed)
     rows = np.arange(len(values))
-    builder.add_rows(
-        len(values),
-        [_terms(rows, columns.holds[c][values], 1.0), _terms(rows, columns.hosts[c][values], 1.0)],
-        lower=1.0,
-        name=("host-first", c, values),
-    )
+    terms = [Term(rows, columns.holds[c][values]), Term(rows, columns.hosts[c][values])]
+    builder.add_rows(len(values), terms, lower=1.0, name=("host-first", c, values))
     if c + 1 == columns.stages:
         return
     for away, after in enumerate((columns.holds[c + 1], columns.hosts[c + 1])):
         values = np.flatnonzero((after >= 0) & (view.maker < start))
-        rows = np.arange(len(values))
-        supply = _supply(view, columns, c, values, rows, -1.0)
         ways: tuple[Name, ...] = (("stay", c, c, values), ("host-stay", c, values, away))
-        for i in range(away, 2):
-            builder.add_rows(len(values), [Term(rows, after[values]), *supply[i]], upper=0.0, name=ways[i])
+        for supplied, name in list(zip(_supply(view, columns, c, values), ways, strict=True))[away:]:
+            builder.add_implied(after[values], *supplied, name=name)
 
 
 def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Builder) -> None:
@@ -214,9 +192,9 @@ def _recomputations(view: ArrayView, columns: Columns, c: int, charged: set[int]
     column = np.full(view.values, ZERO)
     column[values] = builder.variables(len(values), integer=False, name=("through", c, values))
     terms = [
-        _terms(rows, need[values], 1.0),
-        _terms(rows, columns.runs[c][view.maker[values]], -1.0),
-        _terms(rows, columns.back[c][values], -1.0),
+        Term(rows, need[values]),
+        Term(rows, columns.runs[c][view.maker[values]], -1.0),
+        Term(rows, columns.back[c][values], -1.0),
         Term(rows, column[values], -1.0),
     ]
     upper = np.where(need[values] == ONE, -1.0, 0.0)
@@ -248,10 +226,10 @@ def _copies(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None
     rows = np.arange(len(values))
     after = columns.hosts[c + 1][values] if c + 1 < columns.stages else np.full(len(values), ZERO)
     terms = [
-        _terms(rows, after, 1.0),
-        _terms(rows, columns.hosts[c][values], -1.0),
-        _terms(rows, columns.out[c][values], -1.0),
-        _terms(rows, columns.back[c][values], 1.0),
+        Term(rows, after),
+        Term(rows, columns.hosts[c][values], -1.0),
+        Term(rows, columns.out[c][values], -1.0),
+        Term(rows, columns.back[c][values]),
     ]
     builder.add_rows(len(values), terms, upper=0.0, name=("moved", c, values))
 
@@ -266,10 +244,9 @@ def _link_time(view: ArrayView, columns: Columns, c: int, times: tuple[Ids, Ids]
             Term(0, table[c][values], time[values]),
             Term(0, run[again], -view.cost[again]),
             Term(0, columns.idle[c], -1.0),
+            Term(0, columns.running[c, d]),
+            Term(0, columns.running[c + 1, d], -1.0),
         ]
-        for column, sign in ((columns.running[c, d], 1.0), (columns.running[c + 1, d], -1.0)):
-            if column >= 0:
-                terms.append(Term(0, column, sign))
         builder.add_rows(1, terms, upper=float(view.cost[start : cut + 1].sum()), name=("carried", c, d))
 
 
