@@ -27,7 +27,7 @@ from remat.training.step import Planned, TrainingStep, training_step
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import known_budget
-from remat_solver.chain import LinearNetwork
+from remat_solver.chain.network import LinearNetwork
 
 V100 = Target("NVIDIA V100", 16 * 2**30, 900e9, {"float32": 15.7e12}, launch_ns=5_000)
 BATCHES = {"vgg16": (16, 256), "mobilenet": (32, 512), "unet": (8, 32)}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from remat_solver.bounds import least_slots
-from remat_solver.join import JoinTable, equivalent_plan
+from remat_solver.join.method import equivalent_plan
+from remat_solver.join.table import JoinTable
 
 Row = tuple[str, int, int, float, float]  # model, L or length, slots, x, y
 

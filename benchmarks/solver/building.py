@@ -17,7 +17,8 @@ from benchmarks.harness.table import head, row
 from benchmarks.solver.cases import CASES, problem_of
 from remat_ir import Problem
 from remat_solver.array_view import view_of
-from remat_solver.formulate import checkmate, tight
+from remat_solver.formulate.checkmate import checkmate
+from remat_solver.formulate.tight import tight
 from remat_solver.program import Program
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import scale_of

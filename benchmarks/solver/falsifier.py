@@ -25,7 +25,7 @@ from remat_ir import (
     problem_digest,
 )
 from remat_solver import METHODS, solve
-from remat_solver.backends import ENGINES
+from remat_solver.backends.engine import ENGINES
 from remat_solver.bounds import least_need
 from remat_solver.contradiction import Evidence
 from remat_solver.deadline import Deadline

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from remat_ir import Chain, ChainStep, InvalidPlan, Verb
-from remat_solver.offload import Schedule
+from remat_solver.offload.table import Schedule
 
 
 class _Timed(NamedTuple):

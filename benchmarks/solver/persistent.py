@@ -20,7 +20,7 @@ from remat.cli.app import read_subject
 from remat.target.step import target_step
 from remat_ir import Graph, Problem, Progress, budget_at, overhead_of
 from remat_solver import solve
-from remat_solver.chain import LinearNetwork
+from remat_solver.chain.network import LinearNetwork
 
 COLUMNS = ("network", "ops", "stages", "budget", "persistent optimum", "shown after, s", "CPU s", "source before it")
 SHOWN = "rotor"

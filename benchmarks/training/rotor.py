@@ -30,7 +30,8 @@ from remat.chains.profile import chain_of
 from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, Problem, budget_at, plain_chain_plan, verify
 from remat_solver import solve
-from remat_solver.chain import Least, segmented_plan
+from remat_solver.chain.rotor import segmented_plan
+from remat_solver.chain.table import Least
 
 ROWS = Path(__file__).parents[1] / "results" / "rotor.csv"
 """What was measured last."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from remat_ir import Graph, Plan, Problem, Progress, Proof, verify
 from remat_ir.batch import BatchFamily, LargestBatch
 
-from .baselines import Baseline, BaselineOptions, NoOptions
+from .baselines.heuristics import Baseline, BaselineOptions, NoOptions
 from .bounds import least_need
 from .deadline import Deadline
 from .methods import method_named

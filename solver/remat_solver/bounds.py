@@ -27,11 +27,11 @@ from remat_ir.proof import InvalidProof, PairProof, graph_of_subject, prove
 from remat_ir.proof.pairs import PairCheck
 from remat_ir.working_set import WorkingSet, working_set
 
-from .chain import Least
+from .chain.table import Least
 from .deadline import Deadline, TimeUp, never
 from .incumbent import Incumbent
 from .kernels import loaded
-from .search import least_plan
+from .search.local import least_plan
 
 _SECONDS = 0.5
 

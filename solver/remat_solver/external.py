@@ -9,9 +9,9 @@ import numpy as np
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Problem, readable, verify
 
 from .array_view import view_of
-from .backends import free_memory
+from .backends.engine import free_memory
 from .bounds import least_need
-from .formulate import Formulation, engine_bytes
+from .formulate.formulation import Formulation, engine_bytes
 from .interchange import FORMATS, read_solution
 from .methods import method_named
 from .methods.milp import MilpOptions, formulation_of, program_entries

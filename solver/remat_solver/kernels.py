@@ -22,7 +22,7 @@ from .deadline import never
 from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
-from .search import Search
+from .search.local import Search
 from .search.local import COLD, HOT
 from .tags import TagSearch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from remat_ir import Chain, ChainStep, Verb
-from remat_solver.offload import Schedule
+from remat_solver.offload.table import Schedule
 
 Steps = tuple[ChainStep, ...]
 

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 import remat_solver
-from remat_solver.backends import ENGINES, Engine, Improvement
+from remat_solver.backends.engine import ENGINES, Engine
+from remat_solver.backends.outcome import Improvement
 from remat_solver.backends import engine as engine_module
 from remat_solver.backends.engine import last_word
 from remat_solver.deadline import Deadline
@@ -207,7 +208,7 @@ def test_a_run_does_not_wait_for_the_end_of_its_child_and_close_does(monkeypatch
 def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
     script = textwrap.dedent(
         f"""
-        from remat_solver.backends import Engine
+        from remat_solver.backends.engine import Engine
         from remat_solver.deadline import Deadline
         from solver.programs import hard_program
         Engine({name!r}).run(hard_program(), deadline=Deadline(60), stopped=lambda: print("running", flush=True),

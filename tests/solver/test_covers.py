@@ -14,7 +14,7 @@ from drawn import examples
 from remat_ir import Problem, budget_at
 from remat_ir.greedy import greedy_plan
 from remat_ir.proof import InvalidProof, StageProof, prove
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.backends.highs_cuts import lifted_cover
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent

@@ -16,7 +16,8 @@ from remat_ir.proof.check import KIND
 from remat_ir.proof.rows import CHEAPER
 from remat_solver import solve
 from remat_solver.array_view import view_of
-from remat_solver.backends import Engine, Outcome
+from remat_solver.backends.engine import Engine
+from remat_solver.backends.outcome import Outcome
 from remat_solver.deadline import Deadline
 from remat_solver.staged.certificate import Certifier
 from remat_solver.staged.rows import Round, Rows, write

@@ -17,9 +17,11 @@ from drawn import examples, layered
 from remat_ir import Graph, Problem, graph_of, plain_peak, plan_of, verify
 from remat_ir.plan import without_unread
 from remat_solver.array_view import view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline, TimeUp
-from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
+from remat_solver.formulate.checkmate import checkmate
+from remat_solver.formulate.formulation import Formulation
+from remat_solver.formulate.tight import Reductions, any_order, forward, reordered, tight
 from remat_solver.formulate.formulation import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum

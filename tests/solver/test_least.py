@@ -12,7 +12,7 @@ from drawn import examples, graphs
 from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify, verify_answer
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.methods.least import least_budget
 from remat_solver.staged.least import LeastProof

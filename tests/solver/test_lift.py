@@ -13,7 +13,8 @@ from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidData, Join, Problem, Status, plain_peak, verify
 from remat_solver import solve
 from remat_solver.bounds import least_need
-from remat_solver.chain import Least, reach
+from remat_solver.chain.reach import reach
+from remat_solver.chain.table import Least
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)

@@ -12,8 +12,8 @@ from benchmarks.graphs.instances import instance
 
 from remat_ir import Answer, InvalidData, Link, Problem, Progress, budget_at
 from remat_solver import METHODS, solve
-from remat_solver.backends import Engine
-from remat_solver.baselines import BASELINES
+from remat_solver.backends.engine import Engine
+from remat_solver.baselines.heuristics import BASELINES
 from solver.little import little_graph
 from solver.test_baselines import unit
 from solver.test_rotor import long_chain

@@ -9,7 +9,7 @@ from chains import chains
 from drawn import examples, linear_graphs, sequences
 from remat_ir import Chain, Graph, Problem, plan_of, verify
 from remat_ir.problem import plain_plan_of
-from remat_solver.chain import LinearNetwork
+from remat_solver.chain.network import LinearNetwork
 from remat_solver.lift import Lift
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)

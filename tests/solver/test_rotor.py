@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from dataclasses import replace
 
@@ -15,7 +14,10 @@ from chains import chains, counter_example
 from drawn import examples
 from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
-from remat_solver.chain import Least, RotorOptions, Table, linear_network, rotor
+from remat_solver.chain.network import linear_network
+from remat_solver.chain.rotor import RotorOptions, rotor
+from remat_solver.chain.table import Least, Table
+from remat_solver.chain import rotor as rotor_module
 from remat_solver.chain import table as table_module
 from remat_solver.chain.persistent import Persistent
 from remat_solver.chain.table import spans
@@ -24,8 +26,6 @@ from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost
 from solver.stops import After
 from tiers import first
-
-rotor_module = importlib.import_module("remat_solver.chain.rotor")  # the package has the function by this name
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 

@@ -18,7 +18,7 @@ from remat_ir.proof import InvalidProof, StageProof, prove
 from remat_ir.proof.certificate import Row
 from remat_ir.proof.rows import Relaxation
 from remat_ir.working_set import working_set
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.program import Floats, Program
 from remat_solver.staged.shorten import shortened

@@ -27,7 +27,7 @@ from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from drawn import examples, graphs
 from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.baselines.heuristics import articulation_points
 from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
-from remat_solver.join import JoinTable
+from remat_solver.join.table import JoinTable
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.methods.least import narrowed
 from remat_solver.offload.method import makespan_bound, repaired_plan

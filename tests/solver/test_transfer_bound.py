@@ -15,7 +15,7 @@ from drawn import examples, graphs, layered, linear_graphs
 from remat_ir import Graph, Link, Problem, graph_of
 from remat_ir.working_set import working_set
 from remat_solver.array_view import ArrayView, view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.transfers import relaxation
 from remat_solver.transfers.bound import solved

@@ -20,7 +20,7 @@ from remat_ir.working_set import working_set
 from .._numba import inner, int32, kernel
 from ..array_view import Ids, trace, view_of
 from ..deadline import look, never
-from ..search import Search
+from ..search.local import Search
 from .segments import Block, Segments
 
 _LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)

@@ -10,12 +10,12 @@ from typing import Any
 from remat_ir import InvalidData, Problem
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT, TAGS
 
-from ..baselines import BASELINES, NoOptions, checkpoint_all
-from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
+from ..baselines.heuristics import BASELINES, NoOptions, checkpoint_all
+from ..chain.rotor import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
-from ..join import equiv_chain, join
+from ..join.method import equiv_chain, join
 from ..lift import LiftedIncumbent
-from ..offload import PofoOptions, pofo
+from ..offload.method import PofoOptions, pofo
 from .auto import AutoOptions, run_auto
 from .fallback import falling_back
 from .heuristics import GreedyOptions, SearchOptions, run_blocks, run_greedy, run_search

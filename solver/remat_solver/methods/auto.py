@@ -13,18 +13,19 @@ from remat_ir import Chain, Graph, InvalidData, Plan, Problem, gap_of, plain_pla
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
-from ..backends import Engine, check_memory
-from ..baselines import keep_everything
-from ..blocks import plans_by_blocks
+from ..backends.engine import Engine, check_memory
+from ..baselines.heuristics import keep_everything
+from ..blocks.plans import plans_by_blocks
 from ..bounds import prove_by_pairs
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..portfolio import Member, give_way
-from ..search import MOST_VALUES, Search, Starts, least_plan, move_s, try_every_plan
+from ..search.every import MOST_VALUES, try_every_plan
+from ..search.local import Search, Starts, least_plan, move_s
 from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
-from ..transfers import TransferOptions, keep_recompute_offload
+from ..transfers.method import TransferOptions, keep_recompute_offload
 from .heuristics import first_plan, other_plans, polished
 from .structured import AT_ONCE, offer_chain, offload_program, run_structured
 

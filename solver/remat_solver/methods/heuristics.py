@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from remat_ir import plan_of
 from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, peak_of
 
-from ..blocks import plans_by_blocks
+from ..blocks.plans import plans_by_blocks
 from ..incumbent import Incumbent
-from ..search import Search, move_s, polish
+from ..search.local import Search, move_s, polish
 
 _POLISHING_MOVES = 32768
 """Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""

@@ -23,12 +23,12 @@ from remat_ir import (
 from remat_ir.greedy import least_memory, peak_of
 from remat_ir.working_set import working_set
 
-from ..backends import Engine
+from ..backends.engine import Engine
 from ..bounds import MOST_VALUES, pair_need, pair_proof, pair_table
 from ..deadline import Deadline, never
 from ..incumbent import Incumbent, checked
 from ..kernels import await_kernels
-from ..search import Search, least_plan
+from ..search.local import Search, least_plan
 from ..staged.least import LeastProof
 from .staged import StagedOptions, run_staged
 

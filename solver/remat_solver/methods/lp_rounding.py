@@ -10,10 +10,13 @@ from remat_ir import Graph, Problem, plan_of
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
-from ..backends import Ending, Engine, check_memory
+from ..backends.engine import Engine, check_memory
+from ..backends.outcome import Ending
 from ..baselines.recompute import Retained, computed
 from ..deadline import TimeUp
-from ..formulate import Formulation, checkmate, entries, tight
+from ..formulate.checkmate import checkmate
+from ..formulate.formulation import Formulation, entries
+from ..formulate.tight import tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats

@@ -14,20 +14,12 @@ from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
-from ..backends import Engine, Improvement, Outcome, check_engine, free_memory
+from ..backends.engine import Engine, check_engine, free_memory
+from ..backends.outcome import Improvement, Outcome
 from ..deadline import TimeUp, never
-from ..formulate import (
-    SECONDS_PER_ENTRY,
-    Formulation,
-    Reductions,
-    any_order,
-    checkmate,
-    engine_bytes,
-    entries,
-    forward,
-    reordered,
-    tight,
-)
+from ..formulate.checkmate import checkmate
+from ..formulate.formulation import Formulation, SECONDS_PER_ENTRY, engine_bytes, entries
+from ..formulate.tight import Reductions, any_order, forward, reordered, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backends import check_memory
+from ..backends.engine import check_memory
 from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
 from ..staged.prove import Proof

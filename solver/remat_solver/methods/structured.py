@@ -7,12 +7,15 @@ from collections.abc import Callable
 from remat_ir import Chain, Join, Plan, Problem, overhead_of, readable
 
 from ..bounds import pair_proof
-from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
+from ..chain.network import LinearNetwork
+from ..chain.persistent import slots_for
+from ..chain.reach import reach
+from ..chain.rotor import RotorOptions, rotor
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..join import join
+from ..join.method import join
 from ..lift import LiftedIncumbent
-from ..offload import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
+from ..offload.method import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
 
 AT_ONCE = 32
 """Stages of a linear network whose program comes before all else: it takes less than a tenth of a second."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from remat_ir import Chain, Graph
 
-from .. import offload
 from ..incumbent import Incumbent
-from ..transfers import TransferOptions, baselines, keep_recompute_offload, search_of
+from ..offload import method as chains
+from ..transfers import baselines
+from ..transfers.method import TransferOptions, keep_recompute_offload, search_of
 
 __all__ = ["TransferOptions", "layer_fractions", "offload_all", "offload_only", "save_on_cpu", "transfers"]
 
@@ -41,12 +42,12 @@ def layer_fractions(incumbent: Incumbent, options: object = None) -> None:
 
 def offload_all(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that moves every saved value and recomputes nothing."""
-    _either(incumbent, offload.offload_all, baselines.offload_all)
+    _either(incumbent, chains.offload_all, baselines.offload_all)
 
 
 def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that moves every saved value and waits for each copy."""
-    _either(incumbent, offload.save_on_cpu, baselines.save_on_cpu)
+    _either(incumbent, chains.save_on_cpu, baselines.save_on_cpu)
 
 
 def _either(incumbent: Incumbent, of_chain: Callable[[Incumbent], None], of_graph: Callable[[Incumbent], None]) -> None:

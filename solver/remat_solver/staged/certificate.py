@@ -24,7 +24,7 @@ from remat_ir.proof.check import KIND, Rounding, inequality, prove_stages, relax
 from remat_ir.proof.rows import CHEAPER, Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
-from ..backends import CoverRow, Cutting, DerivedRow, Tree
+from ..backends.outcome import CoverRow, Cutting, DerivedRow, Tree
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program

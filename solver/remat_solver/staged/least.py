@@ -18,7 +18,7 @@ import numpy as np
 from remat_ir import Graph, Problem
 
 from ..array_view import ArrayView, Trace, trace, view_of
-from ..backends import Engine
+from ..backends.engine import Engine
 from ..deadline import Deadline, TimeUp, never
 from ..program import Builder, Floats, Program, Term
 from .relaxation import Columns, primal_heuristic, relax

@@ -21,7 +21,8 @@ from remat_ir import Plan, gap_of, plan_of, readable
 from remat_ir.proof import StageProof
 
 from ..array_view import ArrayView, Trace, trace, view_of
-from ..backends import Engine, Improvement, Outcome
+from ..backends.engine import Engine
+from ..backends.outcome import Improvement, Outcome
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..program import Floats, Program

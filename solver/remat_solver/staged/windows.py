@@ -19,7 +19,7 @@ from remat_ir.proof import InvalidProof, StageProof, WindowProof, prove
 from remat_ir.proof.windows import Windows
 
 from ..array_view import view_of
-from ..blocks import joined, segments_of
+from ..blocks.segments import joined, segments_of
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 

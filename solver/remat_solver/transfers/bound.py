@@ -11,7 +11,7 @@ import numpy as np
 from remat_ir import Graph
 
 from ..array_view import ArrayView, view_of
-from ..backends import Engine
+from ..backends.engine import Engine
 from ..deadline import Deadline, TimeUp, never
 from ..incumbent import Incumbent
 from ..program import Floats, Program

@@ -19,7 +19,7 @@ from ..lift import LiftedIncumbent
 from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
 from ..portfolio import Member
 from ..program import Floats
-from ..search import MOST_VALUES, try_every_plan
+from ..search.every import MOST_VALUES, try_every_plan
 from .baselines import layer_fractions, offload_all, save_on_cpu
 from .bound import Relaxed, prove
 from .search import TransferSearch

@@ -22,7 +22,7 @@ from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..placement import Gap, Placed, Timetable, chosen_gaps, placed, pruned, timetable
 from ..program import Floats
-from ..search import Search
+from ..search.local import Search
 
 SOURCE = "transfers"
 _MOVES = 8192
