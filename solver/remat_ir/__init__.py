@@ -2,7 +2,6 @@
 
 from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth_more_time
 from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_more
-from .branches import backward_order, branches_of
 from .chain import Chain
 from .chain_plan import ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
 from .digest import Digests, Written, digests_of, graph_digest, problem_digest, structure_digest
@@ -92,9 +91,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "Written",
-    "backward_order",
     "best_of",
-    "branches_of",
     "budget_at",
     "certificate_for",
     "certified",

@@ -173,18 +173,13 @@ class Answer:
         *,
         method: str,
         bound_ns: int | None = None,
-        seconds: float = 0.0,
-        limit: str | None = None,
-        restricted_to: tuple[str, ...] = (),
-        least_budget_bytes: int | None = None,
-        least_budget_bound_bytes: int | None = None,
-        message: str = "",
-        cache: str | None = None,
+        **known: Any,
     ) -> Answer:
         """A verified plan as an answer: optimal within `restricted_to` where its cost is the bound, else feasible.
 
         Args:
             bound_ns: a proved lower bound on the cost within `restricted_to`; each op once where there is none.
+            known: what else there is to say, by the names of the answer's attributes.
 
         Raises:
             InvalidPlan: the plan is wrong, or over the budget.
@@ -205,15 +200,9 @@ class Answer:
             status=Status.OPTIMAL if bound == cost else Status.FEASIBLE,
             method=method,
             budget_bytes=problem.budget_bytes,
-            seconds=seconds,
-            limit=limit,
-            restricted_to=restricted_to,
-            least_budget_bytes=least_budget_bytes,
-            least_budget_bound_bytes=least_budget_bound_bytes,
             digest=problem_digest(problem),
-            message=message,
-            cache=cache,
             plan=plan,
+            **known,
         ).priced(total, cost, bound, peak)
 
     def priced(

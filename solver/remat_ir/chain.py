@@ -26,10 +26,10 @@ CHAIN = Document(
     {
         "forward_ns": Member(Column(shortest=1, cap=MOST_STAGES + 1)),
         **{key: Member(Column(cap=MOST_STAGES + 1)) for key in (*_PER_STAGE[1:], *_PER_CUT)},
-        _UNTAPED: Member(Column(cap=MOST_STAGES + 1), None, nullable=True),
-        "link_bytes_per_s": Member(Integer(least=1), None, nullable=True),
-        "host_bytes": Member(Integer(), None, nullable=True),
-        "input_may_leave": Member(Flag(), False),
+        _UNTAPED: Member(Column(cap=MOST_STAGES + 1), None, nullable=True, sparse=True),
+        "link_bytes_per_s": Member(Integer(least=1), None, nullable=True, sparse=True),
+        "host_bytes": Member(Integer(), None, nullable=True, sparse=True),
+        "input_may_leave": Member(Flag(), False, sparse=True),
     },
     (FORMAT,),
 )
@@ -206,17 +206,7 @@ class Chain:
 
     def to_json(self) -> dict[str, Any]:
         """The `remat-chain/1` object."""
-        data: dict[str, Any] = {"format": FORMAT}
-        for key in (*_PER_STAGE, *_PER_CUT):
-            data[key] = list(getattr(self, key))
-        for key in ("link_bytes_per_s", "host_bytes"):
-            if getattr(self, key) is not None:
-                data[key] = getattr(self, key)
-        if self.input_may_leave:
-            data["input_may_leave"] = True
-        if self.untaped_workspace_bytes is not None:
-            data[_UNTAPED] = list(self.untaped_workspace_bytes)
-        return data
+        return CHAIN.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Chain:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .chain import CHAIN, Chain
-from .graph import GRAPH, Graph
+from .chain import Chain
+from .graph import Graph
 from .problem import Problem, Subject, subject_kind
 
 
@@ -92,23 +92,11 @@ _Parts = dict[str, bytes]  # the members of the canonical JSON object, each with
 
 
 def _parts(subject: Subject) -> _Parts:
+    data = subject.to_json()
     if isinstance(subject, Graph):
-        names = [name for name, member in GRAPH.members.items() if not member.local and name != "fixed_bytes"]
-        known = {"format": GRAPH.formats[0]} | {name: getattr(subject, name) for name in names}
-        if not subject.consumes:
-            known.pop("consumes")
-        known.pop("link")
-        return _written(known if subject.link is None else known | {"link": subject.link.to_json()})
-    if isinstance(subject, Chain):
-        known = {name: getattr(subject, name) for name in CHAIN.members}
-        known["format"] = CHAIN.formats[0]
-        if not subject.input_may_leave:
-            known |= {"activation_bytes": (0, *subject.activation_bytes[1:]), "input_may_leave": None}
-        return _written({name: value for name, value in known.items() if value is not None})
-    return _written(subject.to_json())
-
-
-def _written(data: dict[str, Any]) -> _Parts:
+        del data["fixed_bytes"]
+    elif isinstance(subject, Chain) and not subject.input_may_leave:
+        data["activation_bytes"][0] = 0
     return {key: f"{_json(key)}:{_json(value)}".encode() for key, value in data.items()}
 
 

@@ -329,6 +329,7 @@ class Member:
         about: one sentence.
         nullable: whether null may stand in its place.
         local: in a local file only; no schema has it.
+        sparse: left out where it has its default; others are always written.
     """
 
     kind: Kind
@@ -336,6 +337,7 @@ class Member:
     about: str | None = None
     nullable: bool = False
     local: bool = False
+    sparse: bool = False
 
     @property
     def required(self) -> bool:
@@ -392,6 +394,15 @@ class Document:
             name: member.read(found[name], name, "/" + name) for name, member in self.members.items() if name in found
         }
 
+    def write(self, of: object, *, local: bool = False) -> dict[str, Any]:
+        """The JSON object of an object whose attributes are the members; `local` ones are for a local file."""
+        found: dict[str, Any] = {"format": self.formats[0]} if self.formats else {}
+        for name, member in self.members.items():
+            value = getattr(of, name)
+            if (local or not member.local) and not (member.sparse and value == member.default):
+                found[name] = _written(value)
+        return found
+
     @property
     def nested(self) -> list[Document]:
         """The documents that its schema refers to."""
@@ -421,6 +432,12 @@ class Document:
             "required": required,
             **({} if self.open else {"additionalProperties": False}),
         }
+
+
+def _written(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value.to_json() if hasattr(value, "to_json") else value
+    return [list(row) for row in value] if value and isinstance(value[0], tuple) else list(value)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ GRAPH = Document(
         "optional": Member(_VALUES, ()),
         "once": Member(_OPS, ()),
         "keep": Member(_VALUES, ()),
-        "consumes": Member(_VALUES, ()),
+        "consumes": Member(_VALUES, (), sparse=True),  # absent, as before there was such a thing
         "backward_from": Member(Integer(), None, nullable=True),
-        "link": Member(Nested((LINK,), Link.from_json), None, nullable=True),
-        "op_names": Member(Array(Text(), cap=MOST_OPS), None, nullable=True, local=True),
-        "value_names": Member(Array(Text(), cap=MOST_VALUES), None, nullable=True, local=True),
+        "link": Member(Nested((LINK,), Link.from_json), None, nullable=True, sparse=True),
+        "op_names": Member(Array(Text(), cap=MOST_OPS), None, nullable=True, local=True, sparse=True),
+        "value_names": Member(Array(Text(), cap=MOST_VALUES), None, nullable=True, local=True, sparse=True),
     },
     (FORMAT,),
 )
@@ -212,28 +212,7 @@ class Graph:
 
     def to_json(self, *, names: bool = False) -> dict[str, Any]:
         """The `remat-graph/1` object; `names` adds the names, for a local file only."""
-        data: dict[str, Any] = {
-            "format": FORMAT,
-            "fixed_bytes": self.fixed_bytes,
-            "op_cost_ns": list(self.op_cost_ns),
-            "op_workspace_bytes": list(self.op_workspace_bytes),
-            "op_inputs": [list(inputs) for inputs in self.op_inputs],
-            "value_op": list(self.value_op),
-            "value_bytes": list(self.value_bytes),
-            "optional": list(self.optional),
-            "once": list(self.once),
-            "keep": list(self.keep),
-            "backward_from": self.backward_from,
-        }
-        if self.consumes:  # absent where nothing is consumed, as before there was such a thing
-            data["consumes"] = list(self.consumes)
-        if self.link is not None:
-            data["link"] = self.link.to_json()
-        if names and self.op_names is not None:
-            data["op_names"] = list(self.op_names)
-        if names and self.value_names is not None:
-            data["value_names"] = list(self.value_names)
-        return data
+        return GRAPH.write(self, local=names)
 
     @classmethod
     def from_json(cls, data: object) -> Graph:

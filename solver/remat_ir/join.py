@@ -31,7 +31,7 @@ JOIN = Document(
         "lengths": Member(Column(Integer(most=MOST_LENGTH), 1, MOST_BRANCHES)),
         **{key: Member(Integer()) for key in ("forward_ns", "backward_ns", "turn_ns", "slots")},
         "slot_bytes": Member(Integer(least=1), 1),
-        "keep": Member(Column(Integer(most=MOST_BRANCHES - 1), 0, MOST_BRANCHES), (), "Branches whose x̄_0 stays."),
+        "keep": Member(Column(Integer(most=MOST_BRANCHES - 1), 0, MOST_BRANCHES), (), "Branches whose x̄_0 stays.", sparse=True),
     },
     (FORMAT,),
 )
@@ -139,9 +139,7 @@ class Join:
 
     def to_json(self) -> dict[str, Any]:
         """The `remat-join/1` object."""
-        data: dict[str, Any] = {"format": FORMAT, "lengths": list(self.lengths)}
-        data |= {key: getattr(self, key) for key in ("forward_ns", "backward_ns", "turn_ns", "slots", "slot_bytes")}
-        return data | ({"keep": list(self.keep)} if self.keep else {})
+        return JOIN.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Join:

@@ -15,8 +15,10 @@ LINK = Document(
     {
         "to_host_bytes_per_s": Member(Integer(least=1)),
         "to_device_bytes_per_s": Member(Integer(least=1)),
-        "latency_ns": Member(Integer(), 0, "What each copy takes besides its bytes."),
-        "host_bytes": Member(Integer(), None, "What the host can hold; null without a limit.", nullable=True),
+        "latency_ns": Member(Integer(), 0, "What each copy takes besides its bytes.", sparse=True),
+        "host_bytes": Member(
+            Integer(), None, "What the host can hold; null without a limit.", nullable=True, sparse=True
+        ),
     },
 )
 
@@ -59,8 +61,7 @@ class Link:
 
     def to_json(self) -> dict[str, Any]:
         """The `link` member of a graph, without what has its default."""
-        data = {name: getattr(self, name) for name in LINK.members}
-        return {name: n for name, n in data.items() if LINK.members[name].required or n != LINK.members[name].default}
+        return LINK.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Link:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from .document import AnyObject, Document, Flag, Member, Unread
@@ -191,36 +192,24 @@ def _topological(nodes: Nodes, sources: Sources) -> list[Any]:
     """Of the nodes that are ready, the first in their own order comes next."""
     labels = list(nodes)
     place = {label: i for i, label in enumerate(labels)}
-    waits = [len(sources[label]) for label in labels]
-    readers: list[list[int]] = [[] for _ in labels]
-    for i, label in enumerate(labels):
-        for source in sources[label]:
-            readers[place[source]].append(i)
-    ready = [i for i, count in enumerate(waits) if not count]
+    sorter = TopologicalSorter({i: [place[source] for source in sources[label]] for label, i in place.items()})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        first, *rest = error.args[1][:-1]  # its nodes in the direction of its edges
+        start = [first, *rest].index(min(first, *rest))
+        around = " → ".join(repr(labels[i]) for i in ([first, *rest] * 2)[start : start + 1 + len(rest)])
+        raise InvalidData(f"the graph has a cycle: {around}", "/links") from None
     found: list[Any] = []
+    ready = list(sorter.get_ready())
+    heapq.heapify(ready)
     while ready:
         i = heapq.heappop(ready)
         found.append(labels[i])
-        for reader in readers[i]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    if len(found) < len(labels):
-        around = " → ".join(repr(label) for label in _cycle(sources, set(labels) - set(found)))
-        raise InvalidData(f"the graph has a cycle: {around}", "/links")
+        sorter.done(i)
+        for reader in sorter.get_ready():
+            heapq.heappush(ready, reader)
     return found
-
-
-def _cycle(sources: Sources, among: set[Any]) -> list[Any]:
-    """A cycle among nodes of which each reads another of them, in the direction of its edges, each node once."""
-    label = min(among, key=repr)
-    walked: dict[Any, None] = {}
-    while label not in walked:
-        walked[label] = None
-        label = next(source for source in sources[label] if source in among)
-    around = list(walked)
-    first, *rest = around[around.index(label) :]
-    return [first, *reversed(rest)]
 
 
 def _checked_order(nodes: Nodes, sources: Sources, given: object) -> list[Any]:

@@ -20,7 +20,7 @@ from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Problem, plain_plan, verify
-from remat_ir.branches import branches_of
+from remat.chains.branches import branches_of
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 

@@ -25,8 +25,6 @@ from remat_ir import (
     Problem,
     Status,
     Verb,
-    backward_order,
-    branches_of,
     verify,
 )
 
@@ -44,6 +42,7 @@ from ..planning.sources import OnProgress
 from ..profiling.fixed import bucket_bytes, bytes_beside, existing_gradients
 from ..profiling.optimizers import check_optimizer, update_blocks, update_memory
 from ..profiling.room import Room, rehearsed
+from .branches import backward_order, branches_of
 from .modules import ChainedModule, JoinedModule
 from .profile import ProfiledJoin, chain_of, join_of
 

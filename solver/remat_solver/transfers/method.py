@@ -25,36 +25,19 @@ from .bound import Relaxed, prove
 from .search import TransferSearch
 
 
-class LinkedLift(Incumbent):
-    """The incumbent of a chain's lift with its link. Nothing is passed on to the chain's but what closes it.
+class ChainTransferSearch(TransferSearch):
+    """The search on the incumbent of a chain with a link.
 
-    Copies of a tape are rounded up to whole ns value by value there, so a bound of the lift is not quite the chain's.
+    What is proved of its lift with the link is not passed on: copies of a tape are rounded up to whole ns value by
+    value there, so a bound of the lift is not quite the chain's.
     """
 
-    def __init__(self, outer: Incumbent) -> None:
-        chain = outer.problem.subject
-        assert isinstance(chain, Chain)
-        problem = Problem(chain.to_graph().with_link(chain.link), outer.problem.budget_bytes)
-        super().__init__(problem, outer.deadline, outer.max_gap)
-        self.outer = outer
-
-    def stopped(self) -> bool:
-        """Whether there is a reason to stop, here or on the chain."""
-        return super().stopped() or self.outer.stopped()
-
-    def close(self) -> None:
-        """Have everybody who works on the chain stop."""
-        super().close()
-        self.outer.close()
-
-
-class ChainTransferSearch(TransferSearch):
-    """The search on the incumbent of a chain with a link."""
-
     def __init__(self, incumbent: Incumbent, seed: int = 0) -> None:
-        super().__init__(incumbent, seed, LinkedLift(incumbent))
         chain = incumbent.problem.subject
         assert isinstance(chain, Chain)
+        lift = Problem(chain.to_graph().with_link(chain.link), incumbent.problem.budget_bytes)
+        linked = Incumbent(lift, incumbent.deadline, incumbent.max_gap, cancelled=incumbent.stopped)
+        super().__init__(incumbent, seed, linked)
         self.chain = chain
         self._stored: tuple[ChainStep, ...] = ()
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from .graph import Graph
-from .join import Join, JoinPlan, JoinVerb
-from .plan import Plan, permitted, plan_of, without_unread
+from remat_ir import Graph, Join, JoinPlan, JoinVerb, Plan, permitted, plan_of, without_unread
 
 Group: TypeAlias = tuple[int, ...]
 """The ops of one stage, ascending."""

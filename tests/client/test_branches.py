@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from drawn import examples
 from remat_ir import Graph, Join, Problem, graph_of, join_in_bytes, verify
-from remat_ir.branches import branches_of
+from remat.chains.branches import branches_of
 from remat_solver.join.table import JoinTable
 
 
