@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +18,7 @@ import numpy as np
 
 from ..interchange import mps, read_solution, solution_text
 from ..program import INFINITY, Floats, Program
-from .worker import Link
+from .worker import Link, tie_to_parent
 
 _PREFIX = "remat-cbc-"
 _INCREMENT = 1e-9
@@ -69,7 +67,7 @@ def _serve_in(folder: Path, program: Program, members: dict[str, Any], start: Fl
         stderr=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        preexec_fn=_die_with_worker(),
+        preexec_fn=tie_to_parent(),
     )
 
     def interrupt() -> None:
@@ -152,14 +150,6 @@ def _binary() -> str:
     if not os.access(path, os.X_OK):
         raise FileNotFoundError(f"PuLP's CBC is not there to run: {path}")
     return path
-
-
-def _die_with_worker() -> Any:
-    """What ties CBC's life to this process; prepared before the fork, so that nothing is imported after it."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _sweep() -> None:

@@ -206,8 +206,7 @@ class Cuts:
             alpha, most = made
             pairs = sorted((int(index[i]), a) for i, a in alpha.items())
             columns, weights = (list(each) for each in zip(*pairs, strict=True))
-            flat = [number for pair in pairs for number in pair]
-            yield Cut(("cover", r, flat, most), np.array(columns), np.array(weights, dtype=np.float64), most)
+            yield Cut(("cover", r, pairs, most), np.array(columns), np.array(weights, dtype=np.float64), most)
 
     def add(self, cut: Cut) -> int:
         """Take a cut among the rows; its number, which it has already if it was found before."""
@@ -286,8 +285,7 @@ class Cuts:
         if not row:
             return None
         index, value = np.array(list(row), np.int64), np.array(list(row.values()), np.float64)
-        flat = [number for pair in sorted(multipliers.items()) for number in pair]
-        origin = ("round", flat, divisor, coarser, list(complemented))
+        origin = ("round", sorted(multipliers.items()), divisor, coarser, complemented)
         return Cut(origin, index, value, most // coarser)
 
 

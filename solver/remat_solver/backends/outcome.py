@@ -62,14 +62,11 @@ Cutting: TypeAlias = DerivedRow | CoverRow
 def cutting(data: list[Any]) -> Cutting:
     """Read what a worker sends of a cutting plane."""
     if data[0] == "cover":
-        _, row, flat, most, scale = data
-        return CoverRow(row, _pairs(flat), most, scale)
-    _, flat, divisor, coarser, complemented, scale = data
-    return DerivedRow(_pairs(flat), divisor, coarser, tuple(complemented), scale)
-
-
-def _pairs(flat: list[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
+        _, row, weights, most, scale = data
+        return CoverRow(row, tuple((column, weight) for column, weight in weights), most, scale)
+    _, rows, divisor, coarser, complemented, scale = data
+    multipliers = tuple((row, multiplier) for row, multiplier in rows)
+    return DerivedRow(multipliers, divisor, coarser, tuple(complemented), scale)
 
 
 class Tree(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import queue
@@ -59,17 +60,23 @@ class Link:
             send(self._out, kind, members, arrays)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it dies; Linux only, elsewhere nothing.
+def tie_to_parent() -> Callable[[], Any] | None:
+    """What has the kernel kill a process when the thread that started it dies; Linux only, elsewhere nothing.
 
     The end of standard input says the same, but only while the interpreter can be reached: an engine that is deep in
-    native code without releasing the interpreter would not notice.
+    native code without releasing the interpreter would not notice. It is made before a fork, after which nothing may be
+    imported.
     """
-    if sys.platform == "linux":
-        import ctypes
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+
+def die_with_parent(parent: int) -> None:
+    """Tie this process to the thread that started it, and leave if that is gone already."""
+    if (tie := tie_to_parent()) is not None:
+        tie()
         if os.getppid() != parent:
             os._exit(1)
 

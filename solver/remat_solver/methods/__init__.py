@@ -21,7 +21,7 @@ from .fallback import falling_back
 from .heuristics import GreedyOptions, SearchOptions, run_blocks, run_greedy, run_search
 from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
-from .milp import MilpOptions, OrderOptions, TightOptions, run_forward, run_milp, run_order, run_tight
+from .milp import MilpOptions, OrderOptions, TightOptions, run_forward, run_milp, run_order
 from .staged import StagedOptions, run_staged
 from .tags import TagOptions, run_tags
 from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers
@@ -145,7 +145,7 @@ METHODS: dict[str, Method] = {
         Method(
             "milp-tight",
             "the same space by disaggregated rows and exact reductions",
-            falling_back(run_tight),
+            falling_back(run_milp),
             TightOptions,
             restriction=(ONE_PER_STAGE,),
         ),

@@ -137,13 +137,12 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
 
 
 def run_milp(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None) -> None:
-    """Checkmate's program as in the paper, equations 1 to 8: its own optimum, bound or want of a plan."""
-    _solve(incumbent, options, spare, "milp", (recomputations_per_stage(options.recomputations),))
+    """Checkmate's program as in the paper, equations 1 to 8: its own optimum, bound or want of a plan.
 
-
-def run_tight(incumbent: Incumbent, options: TightOptions, spare: Spare | None = None) -> None:
-    """The same space with disaggregated rows and exact reductions."""
-    _solve(incumbent, options, spare, "milp-tight", (recomputations_per_stage(options.recomputations),))
+    By `TightOptions`, the same space with disaggregated rows and exact reductions.
+    """
+    source = "milp-tight" if isinstance(options, TightOptions) else "milp"
+    _solve(incumbent, options, spare, source, (recomputations_per_stage(options.recomputations),))
 
 
 def run_forward(incumbent: Incumbent, options: TightOptions, spare: Spare | None = None) -> None:

@@ -7,7 +7,7 @@ runs once.
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
 from ..portfolio import Member
-from ..program import Floats
 from ..search.every import MOST_VALUES, try_every_plan
 from .baselines import layer_fractions, offload_all, save_on_cpu
 from .bound import Relaxed, prove
@@ -105,11 +104,11 @@ def keep_recompute_offload(
     search.deadline = within(incumbent.deadline, 1.0)
     lifted = LiftedIncumbent(incumbent, plans_only=True)
     lifted.deadline = search.deadline
-    relaxations = _Relaxations(search.linked, search.deadline)
+    relaxed: deque[Relaxed] = deque()
     threads: list[Member] = []
     try:
         if options.proof:
-            threads.append(Member(incumbent, "transfer-bound", relaxations.run))
+            threads.append(Member(incumbent, "transfer-bound", lambda: _relax(search, relaxed)))
         if general is not None:
             threads.append(Member(lifted, "without-transfers", lambda: general(lifted)))
             _await_plan(lifted, threads[-1])
@@ -118,7 +117,7 @@ def keep_recompute_offload(
         _start(search, incumbent)
         if isinstance(incumbent.problem.subject, Graph) and search.graph.values <= MOST_VALUES:
             try_every_plan(incumbent)
-        search.run(relaxations.take)
+        search.run(lambda: relaxed.pop().moved if relaxed else None)
     finally:
         for thread in threads:
             thread.join()
@@ -160,23 +159,7 @@ def within(deadline: Deadline, share: float) -> Deadline:
     return deadline.within(share * min(deadline.remaining(), _UNLIMITED_S))
 
 
-class _Relaxations:
-    """Solves relaxations of a graph with a link and raises bounds, and hands on what they would move."""
-
-    def __init__(self, incumbent: Incumbent, deadline: Deadline) -> None:
-        self.incumbent, self.deadline = incumbent, deadline
-        self._found: list[Relaxed] = []
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        """Solve all of them."""
-        incumbent = self.incumbent
-        for relaxed in prove(incumbent, within(self.deadline, _PROOF_SHARE)):
-            with self._lock:
-                self._found.append(relaxed)
-        incumbent.cease_certifying()
-
-    def take(self) -> Floats | None:
-        """What the next relaxation would move, or None where there is no other yet."""
-        with self._lock:
-            return self._found.pop().moved if self._found else None
+def _relax(search: TransferSearch, found: deque[Relaxed]) -> None:
+    """Solve relaxations of a graph with a link, which raises bounds, and hand them on to the thread that searches."""
+    found.extend(prove(search.linked, within(search.deadline, _PROOF_SHARE)))
+    search.linked.cease_certifying()
