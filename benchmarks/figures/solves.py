@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from remat_ir import Answer, Graph, Problem, plain_peak
 from remat_ir.working_set import working_set
 from remat_solver import solve, sweep
-from remat_solver.baselines.heuristics import BASELINES, BaselineOptions
-from remat_solver.baselines.heuristics import linear
+from remat_solver.baselines.heuristics import BASELINES, BaselineOptions, linear
 
 Row: TypeAlias = dict[str, Any]
 

@@ -26,8 +26,7 @@ from benchmarks.harness.table import head, row
 from benchmarks.solver.fluid import fluid_makespan
 from remat_ir import Chain, InvalidPlan, Problem, budget_at, verify
 from remat_solver import solve
-from remat_solver.chain.table import Table
-from remat_solver.chain.table import Needs
+from remat_solver.chain.table import Needs, Table
 from remat_solver.offload.table import OffloadTable
 
 Made = TypeVar("Made")

@@ -21,9 +21,8 @@ from benchmarks.harness.table import table
 from benchmarks.solver.cases import Case, problem_of
 from remat_ir import Problem
 from remat_solver.array_view import trace, view_of
-from remat_solver.blocks.plans import menus_of
+from remat_solver.blocks.plans import menus_of, sequence_of
 from remat_solver.blocks.segments import joined, segments_of
-from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import Item
 from remat_solver.kernels import loading
 

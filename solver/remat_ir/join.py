@@ -31,7 +31,9 @@ JOIN = Document(
         "lengths": Member(Column(Integer(most=MOST_LENGTH), 1, MOST_BRANCHES)),
         **{key: Member(Integer()) for key in ("forward_ns", "backward_ns", "turn_ns", "slots")},
         "slot_bytes": Member(Integer(least=1), 1),
-        "keep": Member(Column(Integer(most=MOST_BRANCHES - 1), 0, MOST_BRANCHES), (), "Branches whose x̄_0 stays.", sparse=True),
+        "keep": Member(
+            Column(Integer(most=MOST_BRANCHES - 1), 0, MOST_BRANCHES), (), "Branches whose x̄_0 stays.", sparse=True
+        ),
     },
     (FORMAT,),
 )

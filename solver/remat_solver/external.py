@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Problem, plan_of, readable, verify
-
 from remat_ir.read import integers
 
 from .array_view import ArrayView, Ids, trace, view_of

@@ -22,8 +22,7 @@ from .deadline import never
 from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
-from .search.local import Search
-from .search.local import COLD, HOT
+from .search.local import COLD, HOT, Search
 from .tags import TagSearch
 
 _POLL_S = 0.05

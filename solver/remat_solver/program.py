@@ -218,7 +218,7 @@ class Builder:
 
     def variables_at(self, mask: Booleans, **given: Any) -> NDArray[np.int64]:
         """[mask's shape] a variable at each place of a mask, and −1 elsewhere; `given` as of `variables`."""
-        return placed(mask, self.variables(int(mask.sum()), **given))
+        return scattered(mask, self.variables(int(mask.sum()), **given))
 
     def add_rows(
         self,
@@ -302,7 +302,7 @@ class Builder:
         )
 
 
-def placed(mask: Booleans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def scattered(mask: Booleans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """[mask's shape] numbers at the places of a mask, in order, and −1 elsewhere."""
     found = np.full(mask.shape, -1, dtype=np.int64)
     found[mask] = numbers

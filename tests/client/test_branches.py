@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples
-from remat_ir import Graph, Join, Problem, graph_of, join_in_bytes, verify
 from remat.chains.branches import branches_of
+from remat_ir import Graph, Join, Problem, graph_of, join_in_bytes, verify
 from remat_solver.join.table import JoinTable
 
 

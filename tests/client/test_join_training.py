@@ -12,6 +12,7 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_chain_training import Branching, outcome
+from remat.chains.branches import branches_of
 from remat.chains.modules import JoinedModule
 from remat.chains.profile import join_of
 from remat.chains.training import carry_out_join
@@ -20,7 +21,6 @@ from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Problem, plain_plan, verify
-from remat.chains.branches import branches_of
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 

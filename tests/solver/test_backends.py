@@ -20,10 +20,9 @@ import psutil
 import pytest
 
 import remat_solver
-from remat_solver.backends.engine import ENGINES, Engine
-from remat_solver.backends.outcome import Improvement
 from remat_solver.backends import engine as engine_module
-from remat_solver.backends.engine import last_word
+from remat_solver.backends.engine import ENGINES, Engine, last_word
+from remat_solver.backends.outcome import Improvement
 from remat_solver.deadline import Deadline
 from remat_solver.program import Builder, Program, Term
 from solver.programs import brute_optimum, hard_program, random_program

@@ -16,8 +16,7 @@ from drawn import examples, graphs, layered, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
-from remat_solver.baselines.heuristics import BASELINES
-from remat_solver.baselines.heuristics import articulation_points, linear
+from remat_solver.baselines.heuristics import BASELINES, articulation_points, linear
 from remat_solver.baselines.recompute import computed, merged, plan_as_given
 from remat_solver.baselines.retained import advances, by_size, every_root, revolve_retained, snapshots
 from remat_solver.deadline import Deadline

@@ -15,9 +15,8 @@ from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, ve
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
-from remat_solver.blocks.plans import menus_of, plans_by_blocks
+from remat_solver.blocks.plans import menus_of, plans_by_blocks, sequence_of
 from remat_solver.blocks.segments import Run, block_of, joined, runs_of, segments_of
-from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import NEVER, BlockTable
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent

@@ -32,8 +32,7 @@ from remat_ir.restrictions import (
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends.engine import Engine
-from remat_solver.backends.outcome import Improvement
-from remat_solver.backends.outcome import Best
+from remat_solver.backends.outcome import Best, Improvement
 from remat_solver.backends.wire import Message
 from remat_solver.deadline import Deadline
 from remat_solver.program import INFINITY, Builder, Program, Term

@@ -20,10 +20,8 @@ from remat_solver.array_view import view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.formulate.checkmate import checkmate
-from remat_solver.formulate.formulation import Formulation
-from remat_solver.formulate.tight import Reductions, any_order, forward, reordered, tight
-from remat_solver.formulate.formulation import matrices_of, stages
-from remat_solver.formulate.tight import collapsed_stages
+from remat_solver.formulate.formulation import Formulation, matrices_of, stages
+from remat_solver.formulate.tight import Reductions, any_order, collapsed_stages, forward, reordered, tight
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
 from solver.stops import After

@@ -28,9 +28,9 @@ from remat_ir import (
 )
 from remat_solver import solve
 from remat_solver.bounds import least_slots
+from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.join.method import equivalent_plan
 from remat_solver.join.table import JoinTable
-from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from solver.join_brute import fewest_forward_steps
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)

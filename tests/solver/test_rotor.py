@@ -14,13 +14,12 @@ from chains import chains, counter_example
 from drawn import examples
 from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
-from remat_solver.chain.network import linear_network
-from remat_solver.chain.rotor import RotorOptions, rotor
-from remat_solver.chain.table import Least, Table
 from remat_solver.chain import rotor as rotor_module
 from remat_solver.chain import table as table_module
+from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Persistent
-from remat_solver.chain.table import spans
+from remat_solver.chain.rotor import RotorOptions, rotor
+from remat_solver.chain.table import Least, Table, spans
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost

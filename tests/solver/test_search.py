@@ -17,8 +17,7 @@ from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading
-from remat_solver.search.local import Search, least_plan, polish
-from remat_solver.search.local import SLICE
+from remat_solver.search.local import SLICE, Search, least_plan, polish
 from solver.brute import optimum as brute_optimum
 
 

@@ -19,8 +19,8 @@ from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
-from remat_solver.join.table import JoinTable
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
+from remat_solver.join.table import JoinTable
 from remat_solver.methods.least import narrowed
 from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable, Schedule

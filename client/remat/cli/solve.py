@@ -258,7 +258,8 @@ def solve_options_of(
 GRAPH_FORMATS = ("node-link", "remat-graph/1")
 
 ProgramOption = Annotated[
-    str, typer.Option("--method", "-m", help="The method whose program it is: milp, milp-tight, milp-forward or staged.")
+    str,
+    typer.Option("--method", "-m", help="The method whose program it is: milp, milp-tight, milp-forward or staged."),
 ]
 
 

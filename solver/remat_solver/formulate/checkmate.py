@@ -24,7 +24,7 @@ import numpy as np
 
 from ..array_view import ArrayView, Ids
 from ..deadline import never
-from ..program import Booleans, Builder, Floats, Term, placed
+from ..program import Booleans, Builder, Floats, Term, scattered
 from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
 from .rows import Columns, add_keeping_needs_computing, add_retention, filled, made_bytes, room, stage_columns
 
@@ -91,7 +91,7 @@ def _add_free(builder: Builder, free: Ids, runs: Ids, retained: Ids, row: Ids, l
 def add_free_of_uses(builder: Builder, columns: Columns, view: ArrayView, free: Ids) -> None:
     """(7b, 7c) for a use of v by op k: num_hazards = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v."""
     stage, use = np.nonzero(free >= 0)
-    number = placed(free >= 0, np.arange(len(use)))
+    number = scattered(free >= 0, np.arange(len(use)))
     earlier, later = _later_uses(view)
     runs = columns.compute[:, view.uses.op]
     pair_stage, pair = np.nonzero((free[:, earlier] >= 0) & (runs[:, later] >= 0))
@@ -120,7 +120,7 @@ def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
 def add_free_of_own(builder: Builder, columns: Columns, view: ArrayView, free_own: Ids) -> None:
     """(7b, 7c) for an op's own output v: num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v."""
     stage, value = np.nonzero(free_own >= 0)
-    number = placed(free_own >= 0, np.arange(len(value)))
+    number = scattered(free_own >= 0, np.arange(len(value)))
     runs = columns.compute[:, view.uses.op]
     use_stage, use = np.nonzero((free_own[:, view.uses.value] >= 0) & (runs >= 0))
     _add_free(
@@ -151,7 +151,7 @@ def add_memory(
     slots = np.arange(view.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
     stage, op = np.nonzero(slots)
     memory = builder.variables_at(slots, upper=left[slots], integer=False)
-    row = placed(slots, np.arange(len(op)))
+    row = scattered(slots, np.arange(len(op)))
     previous = np.where(op > 0, memory[stage, np.maximum(op, 1) - 1], -1)
     retain_stage, retained = np.nonzero(columns.retain >= 0)
     made_stage, made = np.nonzero((columns.made >= 0) & ~view.kept)

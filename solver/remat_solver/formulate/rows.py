@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..array_view import ArrayView, Ids
-from ..program import Booleans, Builder, Floats, Term, placed
+from ..program import Booleans, Builder, Floats, Term, scattered
 from .formulation import Matrices, Stages
 
 
@@ -71,9 +71,7 @@ def add_retention(builder: Builder, columns: Columns, which: Booleans | None = N
     """
     wanted = columns.retain[1:] >= 0
     stage, value = np.nonzero(wanted if which is None else wanted & which)
-    builder.add_implied(
-        columns.retain[stage + 1, value], columns.made[stage, value], columns.retain[stage, value]
-    )
+    builder.add_implied(columns.retain[stage + 1, value], columns.made[stage, value], columns.retain[stage, value])
 
 
 def room(view: ArrayView, stage_of: Stages) -> tuple[Floats, float]:
@@ -241,7 +239,7 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
     weight, workspace = view.size / unit, view.workspace / unit
     stage, op = np.nonzero(columns.compute >= 0)
     slots = len(op)
-    slot = placed(columns.compute >= 0, np.arange(slots))
+    slot = scattered(columns.compute >= 0, np.arange(slots))
     following = _following(slot)
     begins_stage = np.concatenate(([True], stage[1:] != stage[:-1])) if slots else np.zeros(0, dtype=np.bool_)
     first_slot = np.zeros(stage_of.count, dtype=np.int64)

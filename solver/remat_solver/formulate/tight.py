@@ -156,9 +156,7 @@ def add_exclusive(builder: Builder, columns: Columns, view: ArrayView) -> None:
     maker = columns.compute[:, view.maker]
     stage, value = np.nonzero((maker >= 0) & (columns.retain[:-1] >= 0))
     each = np.arange(len(value))
-    builder.add_rows(
-        len(value), [Term(each, maker[stage, value]), Term(each, columns.retain[stage, value])], upper=1.0
-    )
+    builder.add_rows(len(value), [Term(each, maker[stage, value]), Term(each, columns.retain[stage, value])], upper=1.0)
 
 
 class OrderFormulation(Formulation):

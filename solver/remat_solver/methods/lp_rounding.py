@@ -16,8 +16,7 @@ from ..baselines.recompute import Retained, computed
 from ..deadline import TimeUp
 from ..formulate.checkmate import checkmate
 from ..formulate.formulation import Formulation, entries
-from ..formulate.tight import tight
-from ..formulate.tight import collapsed_stages
+from ..formulate.tight import collapsed_stages, tight
 from ..incumbent import Incumbent
 from ..program import Floats
 from .heuristics import say_enough

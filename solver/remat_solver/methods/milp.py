@@ -18,9 +18,8 @@ from ..backends.engine import Engine, check_engine, free_memory
 from ..backends.outcome import Improvement, Outcome
 from ..deadline import TimeUp, never
 from ..formulate.checkmate import checkmate
-from ..formulate.formulation import Formulation, SECONDS_PER_ENTRY, engine_bytes, entries
-from ..formulate.tight import Reductions, any_order, forward, reordered, tight
-from ..formulate.tight import collapsed_stages
+from ..formulate.formulation import SECONDS_PER_ENTRY, Formulation, engine_bytes, entries
+from ..formulate.tight import Reductions, any_order, collapsed_stages, forward, reordered, tight
 from ..incumbent import Incumbent
 from ..program import Floats
 from .fallback import Spare

@@ -18,9 +18,8 @@ from fractions import Fraction
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan
 
-from ..chain.rotor import RotorOptions, rotor
+from ..chain.rotor import MOST_STAGES, RotorOptions, rotor
 from ..chain.table import Least
-from ..chain.rotor import MOST_STAGES
 from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
 from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable

@@ -39,7 +39,7 @@ from remat_ir import Link
 
 from ..array_view import ArrayView, Ids
 from ..deadline import never
-from ..program import Booleans, Builder, Floats, Name, Term
+from ..program import Builder, Floats, Name, Term
 from ..staged import relaxation as staged
 from ..staged.relaxation import ONE, ZERO, left_at_cut, values_of
 from ..staged.rows import Round
