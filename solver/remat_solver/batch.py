@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from remat_ir import Graph, Plan, Problem, Progress, Proof, verify
 from remat_ir.batch import BatchFamily, LargestBatch
 
-from .baselines.heuristics import Baseline, BaselineOptions, NoOptions
+from .baselines.heuristics import Baseline
 from .bounds import least_need
 from .deadline import Deadline
 from .methods import method_named
+from .options import Options
 from .sweep import Curve
 
 
@@ -175,9 +176,7 @@ class _Tries:
         else:
             self.search.tried(batch, answer.limit == "time")
 
-    def run_baseline(
-        self, baseline: Baseline, options: BaselineOptions | NoOptions, cancelled: Callable[[], bool] | None
-    ) -> None:
+    def run_baseline(self, baseline: Baseline, options: Options, cancelled: Callable[[], bool] | None) -> None:
         """Take the plan with the largest batch by equation 10; of two with the same, the cheaper."""
         best: tuple[int, int] = 0, 0
         for cost_ns, plan_of_choice in baseline.choices(self.family.graph, options):

@@ -144,7 +144,7 @@ def test_freeing_is_an_option_of_the_baselines(method: str) -> None:
     assert sooner.peak_bytes is not None
     assert held.peak_bytes is not None
     assert held.peak_bytes > sooner.peak_bytes
-    with pytest.raises(InvalidData, match="freeing must be 'last-use' or 'paper', not 'late'"):
+    with pytest.raises(InvalidData, match="freeing must be one of last-use, paper, not 'late'"):
         solve(Problem(graph, ROOMY), method=method, options={"freeing": "late"})
 
 

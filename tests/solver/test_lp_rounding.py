@@ -86,8 +86,8 @@ def test_no_rounding_that_fits_is_said() -> None:
     [
         ({"epsilon": 1.0}, "epsilon must be at least 0 and below 1, not 1.0"),
         ({"threshold": -0.1}, "threshold must be at least 0 and below 1, not -0.1"),
-        ({"program": "best"}, "program must be 'tight' or 'checkmate', not 'best'"),
-        ({"tries": 0}, "tries must be a positive integer, not 0"),
+        ({"program": "best"}, "program must be one of tight, checkmate, not 'best'"),
+        ({"tries": 0}, "tries must be an integer from 1, not 0"),
         ({"seed": 1}, "has no option 'seed'"),
     ],
 )

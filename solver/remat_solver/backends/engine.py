@@ -75,7 +75,8 @@ class Engine:
     """
 
     def __init__(self, name: str, *, memory_bytes: int = 0) -> None:
-        check_engine(name)
+        if name not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
         self.name = name
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -324,29 +325,9 @@ def last_word(name: str, kind: str, left_s: float) -> tuple[float, float]:
     return ahead_s, min(grace_s, ahead_s + _LATE_S)
 
 
-def check_engine(name: object) -> None:
-    """Refuse an engine that is none of `ENGINES`.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if name not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
-
-
 def free_memory() -> int:
     """What an engine may use unless told otherwise: half of what is free, but no less than 1 GiB."""
     return max(_LEAST_MEMORY, int(psutil.virtual_memory().available // 2))
-
-
-def check_memory(memory_bytes: object) -> None:
-    """Refuse an option that is no number of bytes.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if type(memory_bytes) is not int or not 0 <= memory_bytes <= 2**53:
-        raise ValueError(f"memory_bytes must be an integer from 0 to {2**53}, not {memory_bytes!r}")
 
 
 def np_floats(given: Floats, count: int) -> Floats:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
 
 from ..incumbent import Incumbent
+from ..options import Options, word
 from .recompute import Retained, computed, plan_as_given
 from .retained import advances, chen_retained, every_root, greedy_choices, revolve_retained
 
@@ -59,11 +60,10 @@ MOST_SLOTS = 128
 """Numbers of slots that the search of `griewank` tries."""
 MOST_REPEATS = 60
 """Steps per forward op above which a revolve schedule is not tried: it is far from any plan that anyone would run."""
-FREEING = ("last-use", "paper")
 
 
 @dataclass(frozen=True)
-class BaselineOptions:
+class BaselineOptions(Options):
     """When a baseline's values are freed.
 
     Attributes:
@@ -71,16 +71,7 @@ class BaselineOptions:
             matrix S retains is held as long as S says, memory by equations 2 to 5 of Checkmate, as its tables count it.
     """
 
-    freeing: str = "last-use"
-
-    def __post_init__(self) -> None:
-        if self.freeing not in FREEING:
-            raise ValueError(f"freeing must be {' or '.join(map(repr, FREEING))}, not {self.freeing!r}")
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For a method that has none, as a baseline whose S ends at each value's last use: both freeings are the same."""
+    freeing: str = word("last-use", ("last-use", "paper"))
 
 
 class Choice(NamedTuple):
@@ -98,14 +89,14 @@ class Baseline:
         summary: for a person.
         settings: S of each setting of its parameter, of a graph and the number of its forward ops.
         only_linear: whether it is for linear graphs alone.
-        options: the class of its options.
+        options: the class of its options; where S ends at each value's last use there are none: both freeings are one.
     """
 
     name: str
     summary: str
     settings: Callable[[Graph, int], Iterable[Retained]]
     only_linear: bool = False
-    options: type[BaselineOptions | NoOptions] = BaselineOptions
+    options: type[Options] = BaselineOptions
 
     def why_not(self, graph: Graph) -> str | None:
         """One sentence on why it does not apply to a graph, or None."""
@@ -116,7 +107,7 @@ class Baseline:
             return f"{self.name} does not apply: the forward pass is not linear."
         return None
 
-    def choices(self, graph: Graph, options: BaselineOptions | NoOptions) -> Iterator[Choice]:
+    def choices(self, graph: Graph, options: Options) -> Iterator[Choice]:
         """Each of its plans, whatever it needs; none where it does not apply."""
         if self.why_not(graph) is not None:
             return
@@ -129,7 +120,7 @@ class Baseline:
 
             yield Choice(sum(graph.op_cost_ns[op] for op in order), plan)
 
-    def __call__(self, incumbent: Incumbent, options: BaselineOptions | NoOptions = BaselineOptions()) -> None:
+    def __call__(self, incumbent: Incumbent, options: Options = BaselineOptions()) -> None:
         """Offer the plans of all choices that fit and are cheaper than what is there."""
         graph = incumbent.problem.graph
         why_not = self.why_not(graph)
@@ -198,7 +189,7 @@ def _spread(most: int, count: int) -> list[int]:
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        Baseline("griewank", "revolve's binomial schedule, on linear graphs", _revolutions, True, NoOptions),
+        Baseline("griewank", "revolve's binomial schedule, on linear graphs", _revolutions, True, Options),
         Baseline("chen-sqrt", "√n segments of √n ops, on linear graphs", _roots(_all_forward), only_linear=True),
         Baseline(
             "chen-greedy",

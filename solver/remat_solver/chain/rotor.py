@@ -14,6 +14,7 @@ from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
+from ..options import Options, whole
 from .network import LinearNetwork
 from .persistent import MOST_CELLS, LeastOfStages, Persistent, Stages
 from .table import Least, Table
@@ -30,14 +31,10 @@ _NEXT = 3.0
 
 
 @dataclass(frozen=True)
-class RotorOptions:
+class RotorOptions(Options):
     """`slots`: S, how finely memory is cut (RR-9302, Section 5.2: 500)."""
 
-    slots: int = 500
-
-    def __post_init__(self) -> None:
-        if type(self.slots) is not int or not 1 <= self.slots <= MOST_SLOTS:
-            raise ValueError(f"slots must be an integer from 1 to {MOST_SLOTS}, not {self.slots!r}")
+    slots: int = whole(500, 1, MOST_SLOTS)
 
 
 def rotor(incumbent: Incumbent, options: RotorOptions) -> None:
@@ -168,14 +165,10 @@ def revolve(incumbent: Incumbent, options: RotorOptions) -> None:
 
 
 @dataclass(frozen=True)
-class SequentialOptions:
+class SequentialOptions(Options):
     """`segments`: how many; None tries every number from 2 to 2√L and offers each plan that fits."""
 
-    segments: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.segments is not None and (type(self.segments) is not int or self.segments < 1):
-            raise ValueError(f"segments must be a positive integer, not {self.segments!r}")
+    segments: int | None = whole(None, 1)
 
 
 def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 from remat_ir import InvalidData, Problem
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT, TAGS
 
-from ..baselines.heuristics import BASELINES, NoOptions, checkpoint_all
+from ..baselines.heuristics import BASELINES, checkpoint_all
 from ..chain.rotor import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join.method import equiv_chain, join
 from ..lift import LiftedIncumbent
 from ..offload.method import PofoOptions, pofo
+from ..options import Options
 from .auto import AutoOptions, run_auto
 from .fallback import falling_back
 from .heuristics import GreedyOptions, SearchOptions, run_blocks, run_greedy, run_search
@@ -44,7 +45,7 @@ class Method:
     name: str
     summary: str
     run: Callable[[Incumbent, Any], None]
-    options: type[Any] = NoOptions
+    options: type[Any] = Options
     takes: tuple[str, ...] = ("graph",)
     restriction: tuple[str, ...] = ()
     linked: bool = False

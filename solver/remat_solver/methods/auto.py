@@ -13,13 +13,14 @@ from remat_ir import Chain, Graph, InvalidData, Plan, Problem, gap_of, plain_pla
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
-from ..backends.engine import Engine, check_memory
+from ..backends.engine import Engine
 from ..baselines.heuristics import keep_everything
 from ..blocks.plans import plans_by_blocks
 from ..bounds import prove_by_pairs
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
+from ..options import Options, flag, whole
 from ..portfolio import Member, give_way
 from ..search.every import MOST_VALUES, try_every_plan
 from ..search.local import Search, Starts, least_plan, move_s
@@ -54,7 +55,7 @@ _WINDOW_GAP, _WINDOW_MOVES = 0.01, 20_000
 
 
 @dataclass(frozen=True)
-class AutoOptions:
+class AutoOptions(Options):
     """Which of the two halves run side by side, the search's seed, and the memory that each engine may use.
 
     Without `proof` the search goes on until the time is up; without a time limit it never ends.
@@ -65,18 +66,11 @@ class AutoOptions:
     counted from moves and simplex iterations. The same seed gives the same plan and bound, however busy the machine is.
     """
 
-    search: bool = True
-    proof: bool = True
-    seed: int = 0
-    memory_bytes: int = 0
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        if any(type(each) is not bool for each in (self.search, self.proof, self.deterministic)):
-            raise ValueError("search, proof and deterministic must be true or false")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be an integer from 0 to 2^32 − 1, not {self.seed}")
-        check_memory(self.memory_bytes)
+    search: bool = flag()
+    proof: bool = flag()
+    seed: int = whole(0, 0, 2**32 - 1)
+    memory_bytes: int = whole(0)
+    deterministic: bool = flag(False)
 
 
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:

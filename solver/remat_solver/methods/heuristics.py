@@ -11,6 +11,7 @@ from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, pe
 
 from ..blocks.plans import plans_by_blocks
 from ..incumbent import Incumbent
+from ..options import Options, whole
 from ..search.local import Search, move_s, polish
 
 _POLISHING_MOVES = 32768
@@ -20,14 +21,10 @@ _ENOUGH_S, _ENOUGH_SHARE = 1.0, 0.25
 
 
 @dataclass(frozen=True)
-class GreedyOptions:
+class GreedyOptions(Options):
     """How many eviction rules are tried once one has led to a plan, from 1 to 3."""
 
-    tries: int = 2
-
-    def __post_init__(self) -> None:
-        if type(self.tries) is not int or not 1 <= self.tries <= 3:
-            raise ValueError(f"tries must be an integer from 1 to 3, not {self.tries}")
+    tries: int = whole(2, 1, 3)
 
 
 def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
@@ -99,17 +96,11 @@ def polished(incumbent: Incumbent, *, source: str = "staged") -> Callable[[list[
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(Options):
     """The seed, and how many moves to make; without a number, until the time is up."""
 
-    seed: int = 0
-    iterations: int | None = None
-
-    def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, not {self.seed}")
-        if self.iterations is not None and (type(self.iterations) is not int or self.iterations < 1):
-            raise ValueError(f"iterations must be a positive integer or null, not {self.iterations}")
+    seed: int = whole(0, 0, 2**31 - 1)
+    iterations: int | None = whole(None, 1)
 
 
 def run_search(incumbent: Incumbent, options: SearchOptions) -> None:

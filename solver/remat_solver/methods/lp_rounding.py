@@ -10,7 +10,7 @@ from remat_ir import Graph, Problem, plan_of
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
-from ..backends.engine import Engine, check_memory
+from ..backends.engine import Engine
 from ..backends.outcome import Ending
 from ..baselines.recompute import Retained, computed
 from ..deadline import TimeUp
@@ -18,6 +18,7 @@ from ..formulate.checkmate import checkmate
 from ..formulate.formulation import Formulation, entries
 from ..formulate.tight import collapsed_stages, tight
 from ..incumbent import Incumbent
+from ..options import Options, share, whole, word
 from ..program import Floats
 from .heuristics import say_enough
 from .milp import end_of_engine, has_room
@@ -29,7 +30,7 @@ THRESHOLDS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
 @dataclass(frozen=True)
-class LpRoundingOptions:
+class LpRoundingOptions(Options):
     """How the allowance is chosen.
 
     Attributes:
@@ -40,22 +41,11 @@ class LpRoundingOptions:
         memory_bytes: what the engine may use; 0 means half of what is free, but at least 1 GiB.
     """
 
-    epsilon: float | None = None
-    threshold: float | None = None
-    program: str = "tight"
-    tries: int = 16
-    memory_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.epsilon is not None and not 0 <= self.epsilon < 1:
-            raise ValueError(f"epsilon must be at least 0 and below 1, not {self.epsilon}")
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be at least 0 and below 1, not {self.threshold}")
-        if self.program not in ("tight", "checkmate"):
-            raise ValueError(f"program must be 'tight' or 'checkmate', not {self.program!r}")
-        if type(self.tries) is not int or self.tries < 1:
-            raise ValueError(f"tries must be a positive integer, not {self.tries}")
-        check_memory(self.memory_bytes)
+    epsilon: float | None = share(None)
+    threshold: float | None = share(None)
+    program: str = word("tight", ("tight", "checkmate"))
+    tries: int = whole(16, 1)
+    memory_bytes: int = whole(0)
 
 
 def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions, spare: object = None) -> None:

@@ -5,22 +5,22 @@ For small graphs there is also the program that chooses the op order too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from remat_ir import InvalidPlan, Plan, duration, readable, verify
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
-from ..backends.engine import Engine, check_engine, free_memory
+from ..backends.engine import ENGINES, Engine, free_memory
 from ..backends.outcome import Improvement, Outcome
 from ..deadline import TimeUp, never
 from ..formulate.checkmate import checkmate
 from ..formulate.formulation import SECONDS_PER_ENTRY, Formulation, engine_bytes, entries
 from ..formulate.tight import Reductions, any_order, collapsed_stages, forward, reordered, tight
 from ..incumbent import Incumbent
+from ..options import Options, flag, whole, word
 from ..program import Floats
 from .fallback import Spare
 
@@ -28,7 +28,7 @@ _MOST_TIGHTENINGS = 6
 
 
 @dataclass(frozen=True)
-class MilpOptions:
+class MilpOptions(Options):
     """How to solve the paper's program.
 
     Attributes:
@@ -39,48 +39,27 @@ class MilpOptions:
         memory_bytes: what the engine may use; 0 means half of what is free, but at least 1 GiB.
     """
 
-    engine: str = "highs"
-    recomputations: int = 1
-    threads: int = 1
-    seed: int = 0
-    memory_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        check_engine(self.engine)
-        for name, least, most in (
-            ("recomputations", 1, 8),
-            ("threads", 1, 64),
-            ("seed", 0, 2**31 - 2),
-            ("memory_bytes", 0, 2**53),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}")
+    engine: str = word("highs", ENGINES)
+    recomputations: int = whole(1, 1, 8)
+    threads: int = whole(1, 1, 64)
+    seed: int = whole(0, 0, 2**31 - 2)
+    memory_bytes: int = whole(0)
 
 
 @dataclass(frozen=True)
 class TightOptions(MilpOptions):
     """How to solve the tight program: the paper's options, and one for each of `Reductions`."""
 
-    collapse: bool = Reductions.collapse
-    reach: bool = Reductions.reach
-    exclusive: bool = Reductions.exclusive
-    pinned: bool = Reductions.pinned
-    frontier: bool = Reductions.frontier
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in _REDUCTIONS:
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+    collapse: bool = flag(Reductions.collapse)
+    reach: bool = flag(Reductions.reach)
+    exclusive: bool = flag(Reductions.exclusive)
+    pinned: bool = flag(Reductions.pinned)
+    frontier: bool = flag(Reductions.frontier)
 
     @property
     def reductions(self) -> Reductions:
         """Those that are chosen."""
-        return Reductions(**{name: getattr(self, name) for name in _REDUCTIONS})
-
-
-_REDUCTIONS = tuple(field.name for field in dataclasses.fields(Reductions))
+        return Reductions(**{each.name: getattr(self, each.name) for each in fields(Reductions)})
 
 
 @dataclass(frozen=True)
@@ -91,12 +70,10 @@ class OrderOptions(MilpOptions):
         most_ops: larger graphs are refused: the program has a symmetry that engines do not see through.
     """
 
-    most_ops: int = 40
+    most_ops: int = whole(40, 1, 1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.most_ops) is not int or not 1 <= self.most_ops <= 1000:
-            raise ValueError(f"most_ops must be an integer from 1 to 1000, not {self.most_ops!r}")
         if self.recomputations != 1:
             raise ValueError("recomputations must be 1: an op may run in any stage, once in each")
 

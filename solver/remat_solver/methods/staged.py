@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backends.engine import check_memory
 from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
+from ..options import flag, whole
 from ..staged.prove import Proof
 from ..staged.refinement import ProofOptions
 from .heuristics import polished, say_enough
@@ -20,14 +20,8 @@ class StagedOptions(ProofOptions):
     `polish`: whether the local search makes plans of the relaxations' solutions.
     """
 
-    polish: bool = True
-    memory_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("linear", "reruns", "loose", "nested", "polish"):
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name} must be true or false")
-        check_memory(self.memory_bytes)
+    polish: bool = flag()
+    memory_bytes: int = whole(0)
 
 
 def run_staged(incumbent: Incumbent, options: StagedOptions, spare: object = None) -> None:

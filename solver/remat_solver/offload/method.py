@@ -22,6 +22,7 @@ from ..chain.rotor import MOST_STAGES, RotorOptions, rotor
 from ..chain.table import Least
 from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
+from ..options import Options, whole
 from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable
 from .table import OffloadTable, Schedule, moved_bytes, states
 
@@ -167,16 +168,12 @@ _MOST_MOVED = 128
 
 
 @dataclass(frozen=True)
-class PofoOptions:
+class PofoOptions(Options):
     """`slots`: N_GPU, how finely memory is cut at most; `ENOUGH_SLOTS` are tried first, then more as long as the time
     that the next number would take is left.
     """
 
-    slots: int = MOST_SLOTS
-
-    def __post_init__(self) -> None:
-        if type(self.slots) is not int or not 1 <= self.slots <= MOST_SLOTS:
-            raise ValueError(f"slots must be an integer from 1 to {MOST_SLOTS}, not {self.slots!r}")
+    slots: int = whole(MOST_SLOTS, 1, MOST_SLOTS)
 
 
 def pofo(incumbent: Incumbent, options: PofoOptions) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..array_view import ArrayView, Trace
+from ..options import Options, flag
 from ..program import Floats
 from .relaxation import Columns
 from .rows import Round, Rows, add_to, cover_of, violated_recomputations
@@ -97,17 +98,17 @@ _LONG_STAGE, _CLOSE = 20, 0.1
 
 
 @dataclass(frozen=True)
-class ProofOptions:
+class ProofOptions(Options):
     """What a proof may use; each changes its pace, none its result.
 
     linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer programs whose solution breaks
     the memory anyway. nested: keep the rows of coarse stages that were cut.
     """
 
-    linear: bool = True
-    reruns: bool = True
-    loose: bool = True
-    nested: bool = True
+    linear: bool = flag()
+    reruns: bool = flag()
+    loose: bool = flag()
+    nested: bool = flag()
 
 
 class Refinement:

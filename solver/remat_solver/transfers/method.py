@@ -16,6 +16,7 @@ from remat_ir import AnyPlan, Chain, ChainPlan, ChainStep, Graph, Problem, Verb,
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
+from ..options import Options, flag, whole
 from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
 from ..portfolio import Member
 from ..search.every import MOST_VALUES, try_every_plan
@@ -80,17 +81,11 @@ _BASELINES = {"offload-all": offload_all, "save-on-cpu": save_on_cpu, "layer-fra
 
 
 @dataclass(frozen=True)
-class TransferOptions:
+class TransferOptions(Options):
     """Whether a bound is sought, and the search's seed."""
 
-    proof: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if type(self.proof) is not bool:
-            raise ValueError("proof must be true or false")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be an integer from 0 to 2^32 − 1, not {self.seed}")
+    proof: bool = flag()
+    seed: int = whole(0, 0, 2**32 - 1)
 
 
 def keep_recompute_offload(
