@@ -203,7 +203,7 @@ class Incumbent:
         with self._lock:
             if self._closed or self.known.proof != old or gap_of(self.cost_ns or 0, bound_ns) > self.max_gap:
                 return
-            self.known = self.known.with_bound_instead(Bound(bound_ns), proof)
+            self.known = self.known.without_bound(()).with_bound(Bound(bound_ns), proof)
 
     def best_claim(self) -> int:
         """The greatest bound of the whole space, in ns, certified or claimed."""

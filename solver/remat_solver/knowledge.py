@@ -155,10 +155,6 @@ class Known:
             return replace(self, bounds=bounds, proof=proof)
         return replace(self, bounds=bounds, inside=self.inside if proof is None else (bound, proof))
 
-    def with_bound_instead(self, bound: Bound, proof: Proof | None) -> Known:
-        """With a bound in the place of its space's, whether or not it is greater."""
-        return self.without_bound(bound.within).with_bound(bound, proof)
-
     def without_bound(self, space: Within) -> Known:
         """Without what was proved in a space: it has turned out to be wrong."""
         inside = None if self.inside is not None and self.inside[0].within == space else self.inside

@@ -88,6 +88,29 @@ def test_a_solution_comes_back_as_the_optimal_plan(method: str, form: str, tmp_p
         assert answer.bound_ns == GRAPH.total_cost_ns, "what another engine says is no proof"
 
 
+def test_the_optimum_of_coarse_stages_bounds_every_plan(tmp_path: Path) -> None:
+    """More stages bound more; the text says what a unit of the objective is."""
+    least = optimum(PROBLEM).cost_ns
+    assert least is not None
+    found = []
+    for cuts in ([], [5], [4, 5, 6], None):
+        model = export_model(PROBLEM, "mps", method="staged", options={} if cuts is None else {"cuts": cuts})
+        text, objective = highs_solution(model, "mps", tmp_path)
+        unit = float(model.split(" is ")[1].split()[0])
+        found.append(objective * unit)
+        answer = import_solution(PROBLEM, text, method="staged", options={} if cuts is None else {"cuts": cuts})
+        assert answer.cost_ns is not None
+        assert found[-1] <= least + 1e-6 <= answer.cost_ns + 1e-6
+    assert found == sorted(found)
+    assert found[0] == GRAPH.total_cost_ns < found[-1]
+
+
+@pytest.mark.parametrize("cuts", [[3, 3], [4, 2], [8], [-1], ["x"], 3])
+def test_coarse_stages_end_at_ops(cuts: object) -> None:
+    with pytest.raises(InvalidData, match="cuts"):
+        export_model(PROBLEM, "mps", method="staged", options={"cuts": cuts})
+
+
 @settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(graph=graphs(most_ops=5), share=st.sampled_from([0.7, 0.85, 1.0]))
 def test_brute_force_agrees(graph: Graph, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:

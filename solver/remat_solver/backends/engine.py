@@ -150,7 +150,9 @@ class Engine:
         }
         arrays = program_arrays(program)
         if start is not None:
-            arrays["start"] = np_floats(start, program.columns)
+            if start.shape != (program.columns,):
+                raise ValueError(f"a start needs {program.columns} numbers, not shape {start.shape}")
+            arrays["start"] = start.astype("float64")
         return self._ask("solve", program, members, arrays, deadline, on_improvement, stopped)
 
     def lp(
@@ -328,17 +330,6 @@ def last_word(name: str, kind: str, left_s: float) -> tuple[float, float]:
 def free_memory() -> int:
     """What an engine may use unless told otherwise: half of what is free, but no less than 1 GiB."""
     return max(_LEAST_MEMORY, int(psutil.virtual_memory().available // 2))
-
-
-def np_floats(given: Floats, count: int) -> Floats:
-    """A start as the wire wants it.
-
-    Raises:
-        ValueError: not one number per column.
-    """
-    if given.shape != (count,):
-        raise ValueError(f"a start needs {count} numbers, not shape {given.shape}")
-    return given.astype("float64")
 
 
 def _end(process: subprocess.Popen[bytes], errors: Any) -> None:

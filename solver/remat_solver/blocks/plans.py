@@ -49,7 +49,7 @@ def plans_by_blocks(
     menus = menus_of(blocks, stopped=incumbent.stopped)
     view = view_of(problem)
     try:
-        slots = slots_of(segments.count)
+        slots = max(_FEWEST_SLOTS, min(_MOST_SLOTS, int(6 * _WORK / segments.count**3)))
         program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots, incumbent.stopped)
     except TimeUp:
         return True
@@ -57,11 +57,6 @@ def plans_by_blocks(
     if near is not None and polish is not None and not incumbent.stopped():
         polish(near)
     return True
-
-
-def slots_of(segments: int) -> int:
-    """How finely memory is cut for so many segments."""
-    return max(_FEWEST_SLOTS, min(_MOST_SLOTS, int(6 * _WORK / segments**3)))
 
 
 def menus_of(blocks: Iterable[Block], *, stopped: Callable[[], bool] = never) -> list[Menu]:
