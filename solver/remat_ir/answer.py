@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from html import escape
 from typing import Any, NamedTuple
@@ -63,8 +63,8 @@ ANSWER = Document(
         "claimed_by": Member(_WORD, nullable=True),
         "chain_cost_ns": Member(_INTEGER, None, "A baseline: the best persistent chain schedule found.", nullable=True),
         "dropped_methods": Member(Array(_WORD), (), "Methods of which a plan did not verify and was dropped."),
-        "plan": Member(Nested((PLAN,), read_plan), None, nullable=True),
-        "proof": Member(Nested((), read_proof), None, nullable=True),
+        "plan": Member(Nested((PLAN,), read_plan), None, nullable=True, sparse=True),
+        "proof": Member(Nested((), read_proof), None, nullable=True, sparse=True),
     },
     open=True,
 )
@@ -293,19 +293,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""
-        data = {member.name: getattr(self, member.name) for member in fields(self)}
-        data["status"] = self.status.value
-        data["restricted_to"] = list(self.restricted_to)
-        data["dropped_methods"] = list(self.dropped_methods)
-        if self.plan is None:
-            del data["plan"]
-        else:
-            data["plan"] = self.plan.to_json()
-        if self.proof is None:
-            del data["proof"]
-        else:
-            data["proof"] = self.proof.to_json()
-        return data
+        return ANSWER.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Protocol
 
 from .errors import InvalidData
@@ -435,6 +436,8 @@ class Document:
 
 
 def _written(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
     if not isinstance(value, tuple):
         return value.to_json() if hasattr(value, "to_json") else value
     return [list(row) for row in value] if value and isinstance(value[0], tuple) else list(value)
