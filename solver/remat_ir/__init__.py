@@ -26,7 +26,6 @@ from .plan import (
     recomputed,
     without_unread,
 )
-from .plot import draw_memory, figure_of
 from .problem import (
     PROBLEMS,
     SUBJECTS,
@@ -98,9 +97,7 @@ __all__ = [
     "certified_need",
     "checkpointed",
     "digests_of",
-    "draw_memory",
     "duration",
-    "figure_of",
     "from_node_link",
     "gap_of",
     "gap_sentence",

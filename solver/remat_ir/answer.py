@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from .digest import problem_digest
 from .document import AnyInteger, Array, Document, Member, Nested, Number, Text
 from .errors import InvalidData
-from .plot import draw_memory, figure_of
 from .problem import PLAN, AnyPlan, Problem, read_plan
 from .proof.certificate import Proof, read_proof
 from .read import kind, members, parsed
@@ -265,31 +264,6 @@ class Answer:
         known = {name: value for name, value in shown.items() if value not in (None, "", ())}
         rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in known.items())
         return f"<table>{rows}</table>"
-
-    def plot(self, problem: Problem) -> Any:
-        """Memory over time by the plan and without it, as a `matplotlib` figure, which a notebook shows.
-
-        With it are drawn the budget, the forward/backward boundary, and the times at which ops run again.
-
-        Args:
-            problem: the one that is answered; an answer does not have its graph.
-
-        Raises:
-            InvalidData: there is no plan, or matplotlib is not installed.
-            InvalidPlan: the plan is not one of this problem's subject.
-
-        >>> from remat_ir import Problem, graph_of, plain_plan
-        >>> problem = Problem(graph_of([1, 2], [4, 8], [[], [0]]), 12)
-        >>> len(Answer.of_plan(problem, plain_plan(problem.graph), method="greedy").plot(problem).axes)
-        1
-        """
-        if self.plan is None:
-            raise InvalidData(f"there is nothing to plot: the answer has no plan ({self.ending})")
-        if not isinstance(problem, Problem):
-            raise InvalidData(f"plot takes the problem that was solved, not {type(problem).__name__}: plot(problem)")
-        figure, (axes,) = figure_of(1)
-        draw_memory(axes, problem.subject, self.plan, self.budget_bytes, f"{self.method}: {self.ending}")
-        return figure
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""

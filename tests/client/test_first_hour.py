@@ -21,6 +21,7 @@ from torch import nn
 import remat
 from remat.capture.call import example_call
 from remat.cli.solve import budget_of
+from remat.planning.plot import plot
 from remat.planning.sources import GreedyPlanner
 from remat.planning.summary import headline
 from remat_ir import (
@@ -243,7 +244,7 @@ def test_the_picture_of_an_answer_has_the_curves_of_both_replays(monkeypatch: py
     steps = (Compute(0), Compute(1), Free(0), Compute(2), Free(1), Compute(0), Compute(3))
     problem, plan = Problem(graph, 3 * 2**20), Plan(steps)
     answer = Answer.of_plan(problem, plan, method="greedy")
-    (axes,) = answer.plot(problem).axes
+    (axes,) = plot(problem, answer).axes
     plain, planned = axes.patches
     for stairs, subject_plan in ((plain, plain_plan(graph)), (planned, plan)):
         levels, edges, _ = stairs.get_data()
@@ -260,12 +261,10 @@ def test_the_picture_of_an_answer_has_the_curves_of_both_replays(monkeypatch: py
         "without a plan", "plan", "budget", "backward pass begins", "run again",
     }  # fmt: skip
     with pytest.raises(InvalidData, match="the answer has no plan"):
-        replace(answer, plan=None).plot(problem)
-    with pytest.raises(InvalidData, match=r"plot\(problem\)"):
-        answer.plot(graph)
+        plot(problem, replace(answer, plan=None))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InvalidData, match=r"install remat\[plot\]"):
-        answer.plot(problem)
+        plot(problem, answer)
 
 
 def test_a_line_of_progress_has_no_plan_in_it() -> None:

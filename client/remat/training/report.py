@@ -16,8 +16,6 @@ from remat_ir import (
     Plan,
     Verb,
     best_of,
-    draw_memory,
-    figure_of,
     overhead_of,
     plain_peak,
     readable,
@@ -31,6 +29,7 @@ from ..chains.modules import ChainedModule
 from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
+from ..planning.plot import draw_memory, figure_of
 from ..planning.sources import OnProgress
 from ..planning.summary import (
     headline,
@@ -73,7 +72,7 @@ class Explanation(str):
         return "".join(parts) + f"<pre>{html.escape(self)}</pre>"
 
     def plot(self) -> Any:
-        """Memory over time with and without the plan, as a `matplotlib` figure, one panel a plan: see `Answer.plot`.
+        """Memory over time with and without the plan, as a `matplotlib` figure, one panel a plan.
 
         Raises:
             InvalidData: matplotlib is not installed, or there is no plan of a captured step.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .chain import Chain
-from .errors import InvalidData
-from .problem import AnyPlan, Subject, plain_plan_of, replay_any
+from remat_ir import Answer, AnyPlan, Chain, InvalidData, Problem, Subject, plain_plan_of, replay_any
 
 
 class Run(NamedTuple):
@@ -88,3 +86,27 @@ def draw_memory(axes: Any, subject: Subject, plan: AnyPlan, budget_bytes: int, t
     axes.set(xlabel="time in ms", ylabel="memory in MiB", title=title)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+
+
+def plot(problem: Problem, answer: Answer) -> Any:
+    """Memory over time by an answer's plan and without it, as a `matplotlib` figure, which a notebook shows.
+
+    With it are drawn the budget, the forward/backward boundary, and the times at which ops run again.
+
+    Args:
+        problem: the one that is answered; an answer does not have its graph.
+
+    Raises:
+        InvalidData: there is no plan, or matplotlib is not installed.
+        InvalidPlan: the plan is not one of this problem's subject.
+
+    >>> from remat_ir import graph_of, plain_plan
+    >>> problem = Problem(graph_of([1, 2], [4, 8], [[], [0]]), 12)
+    >>> len(plot(problem, Answer.of_plan(problem, plain_plan(problem.graph), method="greedy")).axes)
+    1
+    """
+    if answer.plan is None:
+        raise InvalidData(f"there is nothing to plot: the answer has no plan ({answer.ending})")
+    figure, (axes,) = figure_of(1)
+    draw_memory(axes, problem.subject, answer.plan, answer.budget_bytes, f"{answer.method}: {answer.ending}")
+    return figure
