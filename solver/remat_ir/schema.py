@@ -22,7 +22,7 @@ from .document import (
     Text,
     with_nested,
 )
-from .read import LARGEST_INTEGER, array, kind, length, length_of_rows, members, parse, refused_constant, separate
+from .read import LARGEST_INTEGER, Rows, array, kind, length, length_of_rows, members, parse, refused_constant
 
 __all__ = [
     "COMPONENTS",
@@ -40,6 +40,7 @@ __all__ = [
     "Number",
     "OneOf",
     "Row",
+    "Rows",
     "Text",
     "array",
     "kind",
@@ -48,6 +49,5 @@ __all__ = [
     "members",
     "parse",
     "refused_constant",
-    "separate",
     "with_nested",
 ]

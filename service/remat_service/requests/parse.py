@@ -37,7 +37,6 @@ from remat_ir.schema import (
     length_of_rows,
     parse,
     refused_constant,
-    separate,
 )
 from remat_solver import METHODS, runner_of
 
@@ -45,6 +44,7 @@ from ..errors import BadRequest, Invalid, ServiceError, TooLarge
 from ..identity import net_of, size_of, with_fixed
 from ..memory import Lru
 from ..settings import Settings
+from .columns import separate
 
 T = TypeVar("T")
 

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs
-from remat_ir import Chain, Graph, InvalidData, read
-from remat_ir.read import Rows, parse, separate
+from remat_ir import Chain, Graph, InvalidData
+from remat_ir.schema import Rows, parse
+from remat_service.requests import columns
+from remat_service.requests.columns import separate
 
 SETTINGS = settings(max_examples=examples(200), deadline=None, derandomize=True)
 MOST = 1 << 30
@@ -25,8 +27,8 @@ MOST = 1 << 30
 def _short() -> Any:
     """Arrays count as long from two characters on, and are decoded a few bytes at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read, "_CUT", re.compile(read._CUT.pattern.replace(b"1024", b"2"), re.DOTALL))
-        patch.setattr(read, "_STEP", 20)
+        patch.setattr(columns, "_CUT", re.compile(columns._CUT.pattern.replace(b"1024", b"2"), re.DOTALL))
+        patch.setattr(columns, "_STEP", 20)
         yield
 
 
