@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir.schema import Array, Dictionary, Document, Member, Row, Text
+from remat_ir.schema import Array, Document, Member, Text
 
 from ...context import Context
 from ...identity import Caller
@@ -22,6 +22,7 @@ from ...storage.tables import profile_reports, profiles, tenants
 from ...tenants.quotas import check_profiles
 from ..authentication import Reader, Solver
 from ..body import MOST_ROWS, read_document
+from ..kinds import Dictionary, Row
 from ..schemas import ProfileTable, body, examples, refusals
 
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
