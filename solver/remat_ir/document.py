@@ -7,7 +7,7 @@ member, such as an index that must name an op, is checked by the object that is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -385,27 +385,3 @@ def _written(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value.to_json() if hasattr(value, "to_json") else value
     return [list(row) for row in value] if value and isinstance(value[0], tuple) else list(value)
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of several documents, under a name of its own."""
-
-    name: str
-    about: str
-    documents: tuple[Document, ...]
-
-    def schema(self) -> Schema:
-        """The JSON Schema."""
-        return {"title": self.name, "description": self.about, **Nested(self.documents).schema()}
-
-
-def with_nested(documents: Iterable[Document | OneOf]) -> dict[str, Document | OneOf]:
-    """These documents and all that their schemas refer to, by name."""
-    found: dict[str, Document | OneOf] = {}
-    for document in documents:
-        if document.name not in found:
-            found[document.name] = document
-            inner = document.documents if isinstance(document, OneOf) else document.nested
-            found |= with_nested(inner)
-    return found

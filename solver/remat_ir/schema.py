@@ -17,9 +17,7 @@ from .document import (
     Member,
     Nested,
     Number,
-    OneOf,
     Text,
-    with_nested,
 )
 from .read import LARGEST_INTEGER, Rows, array, escape, kind, length, length_of_rows, members, parse, refused_constant
 
@@ -37,7 +35,6 @@ __all__ = [
     "Member",
     "Nested",
     "Number",
-    "OneOf",
     "Rows",
     "Text",
     "array",
@@ -48,5 +45,4 @@ __all__ = [
     "members",
     "parse",
     "refused_constant",
-    "with_nested",
 ]

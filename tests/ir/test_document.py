@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drawn import examples, graphs
 from remat_ir import Answer, Chain, InvalidData, Join, Problem, plain_peak, plain_plan
 from remat_ir.answer import ANSWER
-from remat_ir.document import COMPONENTS, Document, Member, Number, Text, with_nested
+from remat_ir.document import COMPONENTS, Document, Member, Number, Text
 from remat_ir.problem import PROBLEMS
 
 SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=True)
@@ -30,8 +30,15 @@ VALUES = st.one_of(
 )
 
 
+def _schemas(document: Document) -> dict[str, Any]:
+    found = {document.name: document.schema()}
+    for inner in document.nested:
+        found |= _schemas(inner)
+    return found
+
+
 def _valid(document: Document, data: Any) -> bool:
-    schemas = {name: one.schema() for name, one in with_nested([document]).items()}
+    schemas = _schemas(document)
     text = json.dumps({**schemas[document.name], "$defs": schemas}).replace(COMPONENTS, "#/$defs/")
     return jsonschema.Draft202012Validator(json.loads(text)).is_valid(data)
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from remat_ir import SUBJECTS, InvalidData, Problem, Subject, plain_peak
-from remat_ir.schema import Array, Document, Integer, Member, Nested, OneOf, kind
+from remat_ir.schema import Array, Document, Integer, Member, Nested, kind
 from remat_solver import least_need
 
 from ..context import Context
@@ -19,6 +19,7 @@ from ..settings import Settings
 from ..storage.tables import groups, of_epoch, requests
 from . import read
 from .completion import cancel
+from .documents import OneOf
 from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission
 

@@ -31,7 +31,6 @@ from remat_ir.schema import (
     Member,
     Nested,
     Number,
-    OneOf,
     Text,
     length,
     length_of_rows,
@@ -45,6 +44,7 @@ from ..identity import net_of, size_of, with_fixed
 from ..memory import Lru
 from ..settings import Settings
 from .columns import separate
+from .documents import OneOf
 
 T = TypeVar("T")
 

@@ -18,13 +18,14 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from remat_ir import ANSWER, InvalidData, InvalidPlan
-from remat_ir.schema import Document, OneOf, with_nested
+from remat_ir.schema import Document
 
 from ..context import Context
 from ..errors import ServiceError
 from ..requests.attachments import OP_NAMES, RUN_REPORT
 from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
+from ..requests.documents import OneOf, with_nested
 from ..requests.groups import SWEEP_REQUEST
 from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, RootModel
 
 from remat_ir import ANSWER
-from remat_ir.schema import COMPONENTS, AnyInteger, Document, Member, Nested, OneOf, Text
+from remat_ir.schema import COMPONENTS, AnyInteger, Document, Member, Nested, Text
 
 from ..errors import KINDS
+from ..requests.documents import OneOf
 from ..requests.operate import SolveOfAll
 
 
