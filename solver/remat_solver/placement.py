@@ -108,6 +108,17 @@ def timetable(graph: Graph, sequence: Sequence[int]) -> Timetable:
     return table
 
 
+def saved(table: Timetable) -> list[Gap]:
+    """The gaps, from a forward to a backward op, of the instances that the forward pass makes, which comes first.
+
+    >>> graph = graph_of([1] * 4, [1] * 4, [[], [0], [1], [0, 2]], backward_from=2)
+    >>> [gap.value for gap in saved(timetable(graph, range(4)))]
+    [0]
+    """
+    forward = table.graph.ops if table.graph.backward_from is None else table.graph.backward_from
+    return [gap for gap in table.gaps if gap.last < forward <= gap.next]
+
+
 class Placed(NamedTuple):
     """A plan and its makespan, before anybody has verified them."""
 
@@ -378,7 +389,7 @@ INPUT = ChainStep(Verb.F_CK, 0)
 _VERB_OF_STEP: dict[type, Verb] = {Free: Verb.FREE} | {step: verb for verb, step in STEP_OF_VERB.items()}
 
 
-def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
+def stored_graph(chain: Chain, steps: Sequence[ChainStep]) -> Graph:
     """The graph of forward and backward steps that each run once, in which what a step stores is a value.
 
     δ^L appears with B^L and goes with it: it is part of its workspace. An input that may leave is made by a step of its
@@ -417,6 +428,7 @@ def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
         inputs,
         op_workspace_bytes=workspaces,
         keep=(len(costs) - 1,),
+        backward_from=next(i for i, step in enumerate(steps) if step.verb is Verb.B),
         fixed_bytes=chain.staying_bytes,
     ).with_link(chain.link)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from chains import chains
 from drawn import examples
 from remat_ir import Chain, InvalidPlan, Problem, Verb, plain_peak, verify
-from remat_solver.offload.method import makespan_bound, repaired_plan, tensor_plan
+from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable, moved_bytes
-from solver.offload_brute import all_schedules
+from solver.offload_brute import all_schedules, tensor_plan
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remat_ir import Chain, ChainStep, Verb
+from remat_ir import Chain, ChainPlan, ChainStep, Verb
+from remat_solver.offload.method import Stored
 from remat_solver.offload.table import Schedule
+from remat_solver.placement import moved_plan, place
 
 Steps = tuple[ChainStep, ...]
+
+
+def tensor_plan(chain: Chain, budget_bytes: int, schedule: Schedule) -> ChainPlan:
+    """The plan of a schedule that fits the budget tensor by tensor; `InvalidPlan` where a step does not fit."""
+    stored = Stored(chain, schedule)
+    return moved_plan(stored.steps, place(stored.table, budget_bytes, stored.gaps(schedule.moved)).plan)
 
 
 def tails(i: int, j: int) -> Iterator[Steps]:

@@ -13,10 +13,10 @@ from chains import chains
 from drawn import examples
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
-from remat_solver.offload.method import makespan_bound, repaired_plan, tensor_plan
+from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable
 from solver.chain_brute import best_cost
-from solver.offload_brute import all_schedules
+from solver.offload_brute import all_schedules, tensor_plan
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
 

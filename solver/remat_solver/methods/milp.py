@@ -284,24 +284,22 @@ class _OrderListener(_Listener):
 def _conclude(
     incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], spare: Spare | None, tightened: bool
 ) -> None:
-    if outcome.status == "infeasible" and not tightened and not _holds_plan(incumbent, within):
+    plan = incumbent.plan
+    # a space that holds the plan that is known is not empty, whatever an engine says
+    holds_plan = plan is not None and contains(incumbent.problem.subject, plan, within)
+    if outcome.status == "infeasible" and not tightened and not holds_plan:
         reason = (
             f"The engine finds no {described(within)} that fits the budget; in floating point that proves nothing, and "
             "other plans may fit."
         )
         incumbent.ends_without_plan(reason, within)
-        if incumbent.plan is not None:
+        if plan is not None:
             incumbent.note(reason)
         elif spare is not None:
             cost = verify(incumbent.problem, spare.plan).cost_ns
             incumbent.note(f"The method {spare.source} has one, of {duration(cost)}.")
     else:
         end_of_engine(incumbent, outcome)
-
-
-def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
-    """Whether the plan that is known lies in a space, which is then not empty, whatever an engine says."""
-    return incumbent.plan is not None and contains(incumbent.problem.subject, incumbent.plan, within)
 
 
 def end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:

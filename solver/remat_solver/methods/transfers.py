@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from remat_ir import Chain, Graph
 
 from ..incumbent import Incumbent
-from ..offload import method as chains
-from ..transfers import baselines
+from ..offload import method as of_chain
+from ..transfers import baselines, method
 from ..transfers.method import TransferOptions, keep_recompute_offload, search_of
 
 __all__ = ["TransferOptions", "layer_fractions", "offload_all", "offload_only", "save_on_cpu", "transfers"]
@@ -42,17 +40,15 @@ def layer_fractions(incumbent: Incumbent, options: object = None) -> None:
 
 def offload_all(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that moves every saved value and recomputes nothing."""
-    _either(incumbent, chains.offload_all, baselines.offload_all)
+    if _has_link(incumbent):
+        method.offload_all(incumbent)
 
 
 def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that moves every saved value and waits for each copy."""
-    _either(incumbent, chains.save_on_cpu, baselines.save_on_cpu)
-
-
-def _either(incumbent: Incumbent, of_chain: Callable[[Incumbent], None], of_graph: Callable[[Incumbent], None]) -> None:
     if _has_link(incumbent):
-        (of_chain if isinstance(incumbent.problem.subject, Chain) else of_graph)(incumbent)
+        chained = isinstance(incumbent.problem.subject, Chain)
+        (of_chain.save_on_cpu if chained else baselines.save_on_cpu)(incumbent)
 
 
 def _has_link(incumbent: Incumbent) -> bool:

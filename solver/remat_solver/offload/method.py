@@ -23,7 +23,7 @@ from ..chain.table import Least
 from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
 from ..options import Options, whole
-from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable
+from ..placement import INPUT, Gap, moved_plan, placed, pruned, saved, stored_graph, timetable
 from .table import OffloadTable, Schedule, moved_bytes, states
 
 COARSE = 25
@@ -100,32 +100,17 @@ class Priced:
         return limit is None or moved_bytes(self._chain, schedule) <= limit
 
 
-class _Stored:
+class Stored:
     """The steps of a schedule, each of which stores a value; what is moved is away between the phases."""
 
     def __init__(self, chain: Chain, schedule: Schedule) -> None:
-        forward = (*((INPUT,) if chain.input_may_leave else ()), *schedule.forward)
-        self.border = len(forward)
-        self.steps = (*forward, *schedule.backward)
+        first = (INPUT,) if chain.input_may_leave else ()
+        self.steps = (*first, *schedule.forward, *schedule.backward)
         self.table = timetable(stored_graph(chain, self.steps), range(len(self.steps)))
 
     def gaps(self, moved: Collection[int]) -> list[Gap]:
         """The gap of each cut that moves: from the last forward step that reads it to the first backward one."""
-        return [
-            gap
-            for gap in self.table.gaps
-            if gap.last < self.border <= gap.next and self.steps[gap.value].stage in moved
-        ]
-
-
-def tensor_plan(chain: Chain, budget_bytes: int, schedule: Schedule) -> ChainPlan:
-    """The plan that fits the budget tensor by tensor, with as little idle time as one pass finds.
-
-    Raises:
-        InvalidPlan: a step does not fit even with everything that is moved on the host.
-    """
-    stored = _Stored(chain, schedule)
-    return moved_plan(stored.steps, place(stored.table, budget_bytes, stored.gaps(schedule.moved)).plan)
+        return [gap for gap in saved(self.table) if self.steps[gap.value].stage in moved]
 
 
 def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool] = never) -> ChainPlan:
@@ -147,7 +132,7 @@ def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool]
 
     saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
     staying = sorted(saved.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
-    stored = _Stored(chain, schedule)
+    stored = Stored(chain, schedule)
     for more in range(len(staying) + 1):
         if more:
             look(stop)
@@ -234,14 +219,10 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
 
 def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
     """Offer the plan that recomputes nothing and moves what memory asks for: no program, and not seldom the best."""
-    with contextlib.suppress(InvalidPlan, TimeUp):
-        incumbent.try_offer(repaired_plan(incumbent.problem, _everything_moves(chain), incumbent.stopped), "pofo")
-
-
-def _everything_moves(chain: Chain) -> Schedule:
-    """Each step once, and every value that can move."""
     plain = plain_chain_plan(chain).steps
-    return Schedule(plain[: chain.stages], plain[chain.stages :], frozenset(chain.movable))
+    everything = Schedule(plain[: chain.stages], plain[chain.stages :], frozenset(chain.movable))
+    with contextlib.suppress(InvalidPlan, TimeUp):
+        incumbent.try_offer(repaired_plan(incumbent.problem, everything, incumbent.stopped), "pofo")
 
 
 def coarser(slots: int) -> tuple[int, ...]:
@@ -258,18 +239,6 @@ def affordable_slots(stages: int, slots: int) -> int:
     while slots > 1 and 16 * (stages + 1) * states(slots) + 4 * stages**2 * (slots + 1) ** 2 > MOST_TABLE_BYTES:
         slots -= 1
     return slots
-
-
-def offload_all(incumbent: Incumbent) -> None:
-    """Offer the plan that moves every saved value and recomputes nothing: a baseline."""
-    chain = incumbent.problem.subject
-    assert isinstance(chain, Chain)
-    try:
-        plan = tensor_plan(chain, incumbent.problem.budget_bytes, _everything_moves(chain))
-    except InvalidPlan as error:
-        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
-        return
-    incumbent.offer_or_say(plan, "offload-all")
 
 
 def save_on_cpu(incumbent: Incumbent) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,24 +23,12 @@ from remat_ir.working_set import pinned_ops
 from ..baselines.heuristics import articulation_points
 from ..baselines.recompute import row_of
 from ..incumbent import Incumbent
-from ..placement import Gap, Timetable, place, timetable
+from ..placement import place, saved, timetable
 from ..program import Floats
 
 _EFFECTIVE = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the budget that the program of layers is given, whose peaks are estimates: the first that fits counts."""
 _MOST_LAYERS = 64
-
-
-def offload_all(incumbent: Incumbent) -> None:
-    """Offer the plan that moves every value which the backward pass reads, overlapped, and recomputes nothing."""
-    graph = incumbent.problem.graph
-    table = timetable(graph, range(graph.ops))
-    try:
-        placed = place(table, incumbent.problem.budget_bytes, _saved(table, _boundary(graph)))
-    except InvalidPlan as error:
-        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
-        return
-    incumbent.offer_or_say(placed.plan, "offload-all")
 
 
 def save_on_cpu(incumbent: Incumbent) -> None:
@@ -49,7 +37,7 @@ def save_on_cpu(incumbent: Incumbent) -> None:
     table = timetable(graph, range(graph.ops))
     out: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
-    for gap in _saved(table, _boundary(graph)):
+    for gap in saved(table):
         out.setdefault(gap.last, []).append(gap.value)
         back.setdefault(gap.next, []).append(gap.value)
     steps: list[Step] = []
@@ -87,25 +75,10 @@ def _fractions_plan(incumbent: Incumbent, forward: int) -> Plan | None:
         decided = layers.decided(fractions)
         held = {value for value, what in decided.items() if what != "again"}
         table = timetable(graph, _sequence(graph, layers.forward, held))
-        moved = [gap for gap in _saved(table, layers.forward) if decided.get(gap.value) == "moved"]
+        moved = [gap for gap in saved(table) if decided.get(gap.value) == "moved"]
         with contextlib.suppress(InvalidPlan):
             return place(table, budget, moved).plan
     return None
-
-
-def _boundary(graph: Graph) -> int:
-    return graph.backward_from if graph.backward_from is not None else graph.ops
-
-
-def _saved(table: Timetable, forward: int) -> list[Gap]:
-    """The gaps, from a forward to a backward op, of the instances that the forward pass makes.
-
-    >>> from remat_ir import graph_of
-    >>> table = timetable(graph_of([1] * 4, [1] * 4, [[], [0], [1], [0, 2]], backward_from=2), range(4))
-    >>> [gap.value for gap in _saved(table, 2)]
-    [0]
-    """
-    return [gap for gap in table.gaps if gap.last < forward <= gap.next]
 
 
 def _sequence(graph: Graph, forward: int, held: set[int]) -> list[int]:
@@ -130,7 +103,6 @@ class Layers:
         saved: per layer, the values that it makes and the backward pass reads.
         kept: the values that are neither computed again nor moved: those that lead from layer to layer, and those of
             ops that run once.
-        temporary: per layer, the most bytes of gradients and workspace while its part of the backward pass runs.
     """
 
     graph: Graph
@@ -138,7 +110,6 @@ class Layers:
     forward: int
     saved: tuple[tuple[int, ...], ...]
     kept: frozenset[int]
-    temporary: tuple[int, ...]
 
     @classmethod
     def of(cls, graph: Graph, forward: int) -> Layers:
@@ -151,21 +122,22 @@ class Layers:
         step = -(-len(points) // min(_MOST_LAYERS, max(2, root)))
         ends = [*points[step - 1 :: step], forward - 1]
         place_of = np.searchsorted(ends, np.arange(forward))
-        saved: list[list[int]] = [[] for _ in range(int(place_of[-1]) + 1)]
+        read_later: list[list[int]] = [[] for _ in range(int(place_of[-1]) + 1)]
         kept: set[int] = set()
         pinned = pinned_ops(graph)
         for value, op in enumerate(graph.value_op):
             if op >= forward:
                 break
             if any(user >= forward for user in graph.users[value]):
-                saved[place_of[op]].append(value)
+                read_later[place_of[op]].append(value)
             later = any(user < forward and int(place_of[user]) > int(place_of[op]) for user in graph.users[value])
             if later or op in pinned or graph.value_bytes[value] == 0:
                 kept.add(value)
-        layers = cls(graph, graph.link, forward, tuple(map(tuple, saved)), frozenset(kept), ())
-        return cls(graph, graph.link, forward, layers.saved, layers.kept, tuple(layers._temporaries()))
+        return cls(graph, graph.link, forward, tuple(map(tuple, read_later)), frozenset(kept))
 
-    def _temporaries(self) -> Iterable[int]:
+    @cached_property
+    def temporary(self) -> list[int]:
+        """Per layer, the most bytes of gradients and workspace while its part of the backward pass runs."""
         graph = self.graph
         layer_of = {value: layer for layer, values in enumerate(self.saved) for value in values}
         most = [0] * len(self.saved)

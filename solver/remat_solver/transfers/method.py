@@ -11,16 +11,28 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from remat_ir import AnyPlan, Chain, ChainPlan, ChainStep, Graph, Problem, Verb, lifted_plan, lowered_plan, verify
+from remat_ir import (
+    AnyPlan,
+    Chain,
+    ChainPlan,
+    ChainStep,
+    Graph,
+    InvalidPlan,
+    Problem,
+    Verb,
+    lifted_plan,
+    lowered_plan,
+    verify,
+)
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..options import Options, flag, whole
-from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, stored_graph, timetable
+from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, place, saved, stored_graph, timetable
 from ..portfolio import Member
 from ..search.every import MOST_VALUES, try_every_plan
-from .baselines import layer_fractions, offload_all, save_on_cpu
+from .baselines import layer_fractions, save_on_cpu
 from .bound import Relaxed, prove
 from .search import TransferSearch
 
@@ -70,6 +82,18 @@ class ChainTransferSearch(TransferSearch):
         """The chain plan and its makespan."""
         plan = moved_plan(self._stored, found.plan)
         return verify(self.incumbent.problem, plan).cost_ns, plan
+
+
+def offload_all(incumbent: Incumbent) -> None:
+    """Offer the plan that moves every value which the backward pass reads, overlapped, and recomputes nothing."""
+    search = search_of(incumbent)
+    table = search.table(range(search.graph.ops))
+    try:
+        _, plan = search.planned(table, place(table, incumbent.problem.budget_bytes, saved(table)))
+    except InvalidPlan as error:
+        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
+        return
+    incumbent.offer_or_say(plan, "offload-all")
 
 
 _PROOF_SHARE = 0.9
