@@ -20,7 +20,7 @@ import pydantic
 from benchmarks.harness.table import Report
 from benchmarks.service.crowd import step
 from remat_ir import Graph, Problem, Written, plain_peak
-from remat_ir.schema import parse
+from remat_ir.read import parse
 
 _COLUMNS = ("op_cost_ns", "op_workspace_bytes", "value_op", "value_bytes", "optional", "once", "keep")
 _MOST = 2**53

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs
 from remat_ir import Chain, Graph, InvalidData
-from remat_ir.schema import Rows, parse
+from remat_ir.read import Rows, parse
 from remat_service.requests import columns
 from remat_service.requests.columns import separate
 

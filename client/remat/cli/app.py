@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from remat_ir import SUBJECTS, Answer, AnyPlan, InvalidData, RematError, Status, Subject, is_node_link, read_plan
-from remat_ir.schema import parse
+from remat_ir.read import parse
 
 from ..errors import BudgetTooSmall, NothingFound, Refused, ServiceError
 from ..planning.folder import write_whole

@@ -27,7 +27,7 @@ import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from remat_ir import InvalidData, readable
-from remat_ir.schema import parse
+from remat_ir.read import parse
 
 from ..errors import (
     InvalidResponse,

@@ -36,7 +36,7 @@ from remat_ir import (
     verify_answer,
     worth_more_time,
 )
-from remat_ir.schema import members, parse
+from remat_ir.read import members, parse
 
 from .folder import trim, used, write_whole
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, readable, verify
-from remat_ir.schema import Integer, array, members, parse
+from remat_ir.document import Integer
+from remat_ir.read import array, members, parse
 
 from ..errors import PlanMismatch
 from .check import checked

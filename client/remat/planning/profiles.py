@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from remat_ir import InvalidData
-from remat_ir.schema import members, parse
+from remat_ir.read import members, parse
 
 from ..errors import ServiceError
 from . import service

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidData, readable
-from remat_ir.schema import Array, Document, Integer, Member, Text
+from remat_ir.document import Array, Document, Integer, Member, Text
 
 from ..context import Context
 from ..errors import Forbidden, TooLarge

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import select, update
 
 from remat_ir import LARGEST_BATCH, PROBLEMS, Answer, BatchFamily, Graph, InvalidData, Plan, Problem, Status
-from remat_ir.schema import Array, Column, Integer, Member, Nested, Number
+from remat_ir.document import Array, Column, Integer, Member, Nested, Number
 from remat_solver import BatchSearch, least_need
 
 from ..context import Context

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from remat_ir import InvalidData
-from remat_ir.schema import LARGEST_INTEGER, Rows, parse, refused_constant
+from remat_ir.read import LARGEST_INTEGER, Rows, parse, refused_constant
 
 Column: TypeAlias = "packed[int] | range"
 
@@ -52,7 +52,7 @@ class Separated:
         """The JSON value, with columns in place of long arrays.
 
         Raises:
-            InvalidData: as `remat_ir.schema.parse`, with lines and columns of the whole text.
+            InvalidData: as `remat_ir.read.parse`, with lines and columns of the whole text.
         """
         columns = deque(self._columns)
 

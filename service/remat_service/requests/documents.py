@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from remat_ir.schema import Document, Nested
+from remat_ir.document import Document, Nested
 
 
 @dataclass(frozen=True)

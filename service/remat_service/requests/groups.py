@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from remat_ir import SUBJECTS, InvalidData, Problem, Subject, plain_peak
-from remat_ir.schema import Array, Document, Integer, Member, Nested, kind
+from remat_ir.document import Array, Document, Integer, Member, Nested
+from remat_ir.read import kind
 from remat_solver import least_need
 
 from ..context import Context

@@ -23,20 +23,8 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Subject, Written, readable
-from remat_ir.schema import (
-    AnyObject,
-    Document,
-    Flag,
-    Integer,
-    Member,
-    Nested,
-    Number,
-    Text,
-    length,
-    length_of_rows,
-    parse,
-    refused_constant,
-)
+from remat_ir.document import AnyObject, Document, Flag, Integer, Member, Nested, Number, Text
+from remat_ir.read import length, length_of_rows, parse, refused_constant
 from remat_solver import METHODS, runner_of
 
 from ..errors import BadRequest, Invalid, ServiceError, TooLarge

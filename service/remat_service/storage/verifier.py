@@ -31,7 +31,7 @@ from remat_ir import (
     verify,
 )
 from remat_ir.proof import certain_need, read_proof
-from remat_ir.schema import parse
+from remat_ir.read import parse
 
 from ..identity import size_of
 from ..memory import Lru

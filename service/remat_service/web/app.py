@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from remat_ir import ANSWER, InvalidData, InvalidPlan
-from remat_ir.schema import Document
+from remat_ir.document import Document
 
 from ..context import Context
 from ..errors import ServiceError

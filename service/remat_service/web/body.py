@@ -20,7 +20,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from remat_ir import readable
-from remat_ir.schema import Document
+from remat_ir.document import Document
 
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
 from ..requests.parse import Body, from_body

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat_ir import InvalidData
-from remat_ir.schema import Array, Integer, Kind, Text, array, escape, kind
+from remat_ir.document import Array, Integer, Kind, Text
+from remat_ir.read import array, escape, kind
 
 _WHOLE = Integer()
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, RootModel
 
 from remat_ir import ANSWER
-from remat_ir.schema import COMPONENTS, AnyInteger, Document, Member, Nested, Text
+from remat_ir.document import COMPONENTS, AnyInteger, Document, Member, Nested, Text
 
 from ..errors import KINDS
 from ..requests.documents import OneOf

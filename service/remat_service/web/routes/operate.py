@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from sqlalchemy import select
 
-from remat_ir.schema import Array, Document, Flag, Integer, Member, Number, Text
+from remat_ir.document import Array, Document, Flag, Integer, Member, Number, Text
 
 from ...clock import SYSTEM
 from ...context import Context

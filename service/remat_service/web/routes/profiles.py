@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir.schema import Array, Document, Member, Text
+from remat_ir.document import Array, Document, Member, Text
 
 from ...context import Context
 from ...identity import Caller
