@@ -218,6 +218,27 @@ def watched(method: str, problem: Problem, option: str | None = None) -> Watch |
             return str(error)
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "value", "says"),
+    [
+        ("rotor", "slots", 0, "slots must be an integer from 1 to 20000, not 0"),
+        ("search", "iterations", True, "iterations must be an integer from 1, not True"),
+        ("auto", "proof", 1, "proof must be true or false, not 1"),
+        ("lp-rounding", "epsilon", None, ""),
+        ("lp-rounding", "epsilon", "a", "epsilon must be at least 0 and below 1, not 'a'"),
+        ("milp", "engine", "glpk", "engine must be one of highs, cbc, not 'glpk'"),
+        ("milp", "seed", None, "seed must be an integer from 0 to 2147483646, not None"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take(method: str, option: str, value: object, says: str) -> None:
+    """The message says what it takes; None goes where it is the default."""
+    if not says:
+        assert getattr(METHODS[method].read_options({option: value}), option) == value
+        return
+    with pytest.raises(InvalidData, match=says):
+        METHODS[method].read_options({option: value})
+
+
 QUICK = {"milp-tight", "greedy", "rotor", "pofo", "sequential", "ap-sqrt", "search", "lp-rounding"}
 """Each kind of options by one method whose solves end at once; `make test-thorough` looks at all."""
 

@@ -78,3 +78,14 @@ def test_a_large_block_is_left_between_its_parts(monkeypatch: pytest.MonkeyPatch
     assert all_of_them > 2 * len(each) / 10
     with pytest.raises(TimeUp):
         looks_until(all_of_them // 2)
+
+
+def test_a_variable_that_is_not_there_counts_as_0() -> None:
+    """Where a mask says so there is none: its entries are left out."""
+    builder = Builder()
+    x = builder.variables_at(np.array([True, False, True]))
+    assert x.tolist() == [0, -1, 1]
+    builder.add_implied(x[[0, 2]], x[[1, 0]], x[[2, 1]])
+    program = builder.program()
+    assert (program.row_start.tolist(), program.row_index.tolist()) == ([0, 2, 4], [0, 1, 0, 1])
+    assert (program.row_value.tolist(), program.row_upper.tolist()) == ([1, -1, -1, 1], [0, 0])
