@@ -196,10 +196,10 @@ def _topological(nodes: Nodes, sources: Sources) -> list[Any]:
     try:
         sorter.prepare()
     except CycleError as error:
-        first, *rest = error.args[1][:-1]  # its nodes in the direction of its edges
-        start = [first, *rest].index(min(first, *rest))
-        around = " → ".join(repr(labels[i]) for i in ([first, *rest] * 2)[start : start + 1 + len(rest)])
-        raise InvalidData(f"the graph has a cycle: {around}", "/links") from None
+        around = error.args[1][:-1]  # its nodes in the direction of its edges
+        first = around.index(min(around))
+        said = " → ".join(repr(labels[i]) for i in around[first:] + around[:first])
+        raise InvalidData(f"the graph has a cycle: {said}", "/links") from None
     found: list[Any] = []
     ready = list(sorter.get_ready())
     heapq.heapify(ready)

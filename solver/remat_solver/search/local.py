@@ -277,16 +277,10 @@ class Search:
                 self.seek(check, moves)
             else:
                 hot = start_of(number, moves, self.graph.ops)
-                self.perturb(hot)
+                # from nothing where it starts hot, else from the best, which its first moves disturb
+                self.restart() if hot == HOT else self.resume_best()
                 self.cycle(moves, hot, check)
             delivery.deliver()
-
-    def perturb(self, hot: float) -> None:
-        """Go on from nothing where a cycle starts hot, else from the best schedule, which its first moves disturb."""
-        if hot == HOT:
-            self.restart()
-        else:
-            self.resume_best()
 
 
 def polish(
