@@ -21,7 +21,7 @@ from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.join.table import JoinTable
-from remat_solver.methods.least import narrowed
+from remat_solver.methods.least import Interval
 from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable, Schedule
 from remat_solver.staged.least import LeastProof
@@ -93,7 +93,7 @@ def test_the_least_budget_is_left_where_it_is_stopped() -> None:
             proof.run(engine, Deadline(None), stopped=stop)
             assert stop.polls <= most + 4
     stop = After(0)
-    found = narrowed(graph, time_limit_s=60, cancelled=stop)
+    found = Interval(graph, Deadline(60), cancelled=stop).narrowed()
     assert found.low <= found.high
     assert stop.polls <= 10
 

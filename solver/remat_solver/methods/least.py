@@ -61,7 +61,7 @@ def run_least(incumbent: Incumbent, options: object = None) -> None:
             incumbent.offer_or_suffices(news.plan, METHOD)
 
     seconds = min(incumbent.deadline.remaining(), _UNLIMITED_S)
-    found = narrowed(graph, time_limit_s=seconds, on_progress=take, cancelled=incumbent.stopped)
+    found = Interval(graph, Deadline(seconds), on_progress=take, cancelled=incumbent.stopped).narrowed()
     if plain_peak(graph) <= problem.budget_bytes:
         incumbent.offer(plain_plan(graph), METHOD)
     incumbent.suffices(found.high)
@@ -105,37 +105,8 @@ def least_budget(
         `claimed_by` names a prover that gave no certificate. Where the two meet the
         message says so. `cost_ns` is the plan's, of which nothing is proved but that each op must run once.
     """
-    return narrowed(
-        graph, time_limit_s=time_limit_s, seed=seed, prover=prover, on_progress=on_progress, cancelled=cancelled
-    ).answer()
-
-
-def narrowed(
-    graph: Graph,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    prover: Prover | None = staged_prover,
-    on_progress: Callable[[Progress], None] | None = None,
-    cancelled: Callable[[], bool] = never,
-) -> Interval:
-    """As `least_budget`: both sides as they are in the end."""
-    look = Interval(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
-    if not look.over():
-        look.found(least_memory(graph, stop=look.deadline.within(0.1 * time_limit_s).passed, rounds=8), "greedy")
-    with look.deadline.held():
-        await_kernels(look.over)
-    seconds = _FIRST_TRY_S
-    with contextlib.ExitStack() as stack:
-        engine = None if prover is None or look.over() else stack.enter_context(Engine("highs"))
-        while not look.over():
-            look.seek(seconds)
-            if engine is not None:
-                look.bound(engine, _PROOF * seconds)
-            if prover is not None:
-                look.certify(prover, _PROOF * seconds)
-            seconds *= 2
-    return look
+    found = Interval(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
+    return found.narrowed(prover).answer()
 
 
 class Interval:
@@ -145,9 +116,9 @@ class Interval:
         self,
         graph: Graph,
         deadline: Deadline,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None,
-        cancelled: Callable[[], bool],
+        seed: int = 0,
+        on_progress: Callable[[Progress], None] | None = None,
+        cancelled: Callable[[], bool] = never,
     ) -> None:
         self.graph, self.deadline, self.seed = graph, deadline, seed
         self.on_progress, self.cancelled = on_progress, cancelled
@@ -160,6 +131,25 @@ class Interval:
         self.claim = self.low
         self.proof: LeastProof | None = None
         self.bounded = False
+
+    def narrowed(self, prover: Prover | None = staged_prover) -> Interval:
+        """Both sides as `least_budget` leaves them."""
+        if not self.over():
+            watch = self.deadline.within(0.1 * self.deadline.remaining())
+            self.found(least_memory(self.graph, stop=watch.passed, rounds=8), "greedy")
+        with self.deadline.held():
+            await_kernels(self.over)
+        seconds = _FIRST_TRY_S
+        with contextlib.ExitStack() as stack:
+            engine = None if prover is None or self.over() else stack.enter_context(Engine("highs"))
+            while not self.over():
+                self.seek(seconds)
+                if engine is not None:
+                    self.bound(engine, _PROOF * seconds)
+                if prover is not None:
+                    self.certify(prover, _PROOF * seconds)
+                seconds *= 2
+        return self
 
     def over(self) -> bool:
         """Whether there is a reason to stop."""
