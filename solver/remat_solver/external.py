@@ -86,8 +86,8 @@ def import_solution(
     found = read_solution(text, model.names)
     program = model.program
     away = np.where(program.integer, np.abs(found.x - np.round(found.x)), 0.0)
-    worst = int(np.argmax(away))
-    if away[worst] > _FRACTION:
+    if away.max(initial=0.0) > _FRACTION:
+        worst = int(np.argmax(away))
         name = model.names[worst]
         raise InvalidData(f"the solution has {name} = {found.x[worst]:.6g}: a relaxation's, where 0 or 1 is needed")
     try:
@@ -138,32 +138,32 @@ def _model(problem: Problem, method: str, options: Mapping[str, object] | None) 
             f"no plan fits: {who} alone needs {readable(least)}; the budget is {readable(problem.budget_bytes)}"
         )
     view = view_of(problem)
-    staged = isinstance(chosen, StagedOptions)
-    count = entries(view, first=view.tight_from) if staged else program_entries(view, chosen)
+    count = entries(view, first=view.tight_from) if isinstance(chosen, StagedOptions) else program_entries(view, chosen)
     need, allowed = engine_bytes(count), chosen.memory_bytes or free_memory()
     if need > allowed:
         raise InvalidData(
             f"the program would need about {readable(need)} of memory, more than the {readable(allowed)} for it"
         )
-    if staged:
+    if isinstance(chosen, StagedOptions):
         return _staged(problem, view, _cuts(view, cuts))
     made = formulation_of(method, view, chosen)
     return _Model(made.program, _named(made.program, made.compute, made.retain), made.unit_ns, made.sequence)
 
 
 def _cuts(view: ArrayView, given: object) -> set[int]:
-    """The ops that end coarse stages, the last op among them.
+    """The ops that end coarse stages: the last one, that before the first at which memory is short, and given ones.
 
     Raises:
         InvalidData: they are no ascending ops.
     """
     last = view.ops - 1
+    first = min(max(0, view.tight_from - 1), last)
     if given is None:
-        return {*range(max(0, view.tight_from - 1), last), last}
+        return {*range(first, view.ops)}
     cuts = integers(given, "cuts", "/options/cuts")
     if any(b <= a for a, b in pairwise((-1, *cuts))) or max(cuts, default=0) > last:
         raise InvalidData(f"cuts must be ops from 0 to {last}, ascending", "/options/cuts")
-    return {*cuts, last}
+    return {first, *cuts, last}
 
 
 def _staged(problem: Problem, view: ArrayView, cuts: set[int]) -> _Model:
