@@ -28,9 +28,9 @@ from remat_ir import Graph, InvalidPlan, Plan, Problem, plain_peak, plan_of, rep
 from remat_ir.digest import graph_digest
 from remat_ir.plan import permitted, without_unread
 from remat_solver.array_view import view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
-from remat_solver.formulate import checkmate
+from remat_solver.formulate.checkmate import checkmate
 from remat_solver.program import Builder, Term
 
 MOST_OPS, MOST_PARTS = 12, 8

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.rematbench.unanswered import Unanswered
 from remat_ir import InvalidPlan, Plan, Problem
 from remat_solver.array_view import ArrayView, Ids, view_of
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.formulate.checkmate import (
     add_dependencies,
@@ -34,7 +34,7 @@ from remat_solver.formulate.checkmate import (
     free_columns,
 )
 from remat_solver.formulate.formulation import cost_units, recomputable, sequence_of, stages
-from remat_solver.formulate.rows import add_keeping_needs_computing, picked, stage_columns
+from remat_solver.formulate.rows import add_keeping_needs_computing, stage_columns
 from remat_solver.placement import place, timetable
 from remat_solver.program import Booleans, Builder, Floats, Program, Term
 
@@ -95,12 +95,12 @@ def written(problem: Problem) -> Written:
     add_dependencies(builder, columns, view)
     stage, value = np.nonzero(columns.retain[1:] >= 0)
     each = np.arange(len(stage))
-    there = [picked(each, at[stage, value], -1.0) for at in (columns.made, columns.retain, page_in)]
+    there = [Term(each, at[stage, value], -1.0) for at in (columns.made, columns.retain, page_in)]
     builder.add_rows(len(stage), [Term(each, columns.retain[stage + 1, value]), *there], upper=np.zeros(len(stage)))
     stage, value = np.nonzero(on_host[1:] >= 0)
     each = np.arange(len(stage))
-    before = [picked(each, at[stage, value], -1.0) for at in (on_host, page_out)]
-    gone = picked(each, page_in[stage, value])
+    before = [Term(each, at[stage, value], -1.0) for at in (on_host, page_out)]
+    gone = Term(each, page_in[stage, value])
     builder.add_rows(len(stage), [Term(each, on_host[stage + 1, value]), gone, *before], upper=np.zeros(len(stage)))
     for paged, source in ((page_in, on_host), (page_out, columns.retain)):
         stage, value = np.nonzero(paged >= 0)

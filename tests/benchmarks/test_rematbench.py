@@ -21,7 +21,7 @@ from benchmarks.rematbench.unanswered import Unanswered
 
 from remat_ir import InvalidData, Link, Prefetch, Problem, plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
-from remat_solver.backends import Engine
+from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from solver.brute import FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_problems
