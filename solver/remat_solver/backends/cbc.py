@@ -1,4 +1,7 @@
-"""CBC, as PuLP bundles it: a program written once as MPS, and the binary run on it; from the worker process only."""
+"""CBC, as PuLP bundles it: a program written once as MPS, and the binary run on it; from the worker process only.
+
+PuLP's `PULP_CBC_CMD` is not used: it writes 12 digits, drops CBC's log and cannot interrupt a run.
+"""
 
 from __future__ import annotations
 
