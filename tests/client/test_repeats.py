@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,9 +51,8 @@ class Both:
     def __init__(self, module: nn.Module, args: Sequence[Any] = (), **kwargs: Any) -> None:
         traced = capture(module, args, kwargs)
         self.descriptor, self.captured = traced.descriptor, described(traced.joint)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_compat.traced_alone())
-            whole = _compat.export_joint(stack, traced.module, traced.inputs, {}, symbols=False)
+        with _compat.traced_alone():
+            whole = _compat.export_joint(traced.module, traced.inputs)
             self.whole = described(_compat.joint_graph(whole))
         self.runs = [len(run.blocks) for run in repeats.runs(traced.module.graph)]
 

@@ -23,7 +23,7 @@ from remat.planning.profiles import DiskProfiles
 from remat.planning.quick import quick_answer
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure, profile
-from remat.profiling.timing import fitted_cost, times
+from remat.profiling.timing import elements, fitted_cost, times
 from remat.training.enable import plans_of
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
@@ -260,8 +260,9 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     alone = training_step(module, (numbers(384, 64),), {}, like=large)
     assert alone.graph.op_workspace_bytes == middle.graph.op_workspace_bytes
     assert alone.graph.value_bytes == middle.graph.value_bytes
-    fitted = {profile.signature(node) for node in middle.profiled.fitted}
-    device = profile.device_kind(middle.profiled.fitted)
+    kernels_there = zip(middle.profiled.kernels, alone.profiled.kernels, strict=True)
+    fitted = {profile.signature(node) for like, node in kernels_there if like in middle.profiled.fitted}
+    device = profile.device_kind(alone.profiled.kernels)
     assert not table.get(device, fitted), "what was not measured is not shared"
     assert near.profiled.fitted == frozenset(near.profiled.kernels) - frozenset(near.profiled.costs) != frozenset()
 
@@ -278,7 +279,7 @@ def test_what_a_size_costs_follows_from_two_others() -> None:
         return y
 
     def cost(rows: int, *known: tuple[int, int]) -> int | None:
-        return fitted_cost(kernel(rows), [(kernel(size), cost) for size, cost in known])
+        return fitted_cost(elements(kernel(rows)), [(elements(kernel(size)), cost) for size, cost in known])
 
     assert cost(20, (10, 110), (40, 140)) == 120
     assert cost(20, (10, 110), (400, 500)) == 120, "a straight line, however far apart"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 import torch._dynamo.config as _dynamo_config
 import torch._functorch.config as functorch_config
@@ -20,7 +21,8 @@ from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, ao
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -28,9 +30,11 @@ from .versions import lacking, require
 
 __all__ = [
     "CHECKS",
+    "EXAMPLE",
     "MODULE_STACKS",
     "FakeTensor",
     "FakeTensorMode",
+    "Symbols",
     "compile_joint",
     "copy_sources",
     "description",
@@ -41,6 +45,7 @@ __all__ = [
     "empty_like",
     "example_of",
     "export_joint",
+    "fake_in",
     "fake_like",
     "forward_outputs",
     "frame_number",
@@ -55,6 +60,8 @@ __all__ = [
     "is_tangent",
     "is_wrapper",
     "joint_graph",
+    "meta_storage",
+    "module_of",
     "module_path",
     "of_torch_or_python",
     "only_real_tensors",
@@ -114,20 +121,73 @@ def checks_as_operators() -> Iterator[None]:
             holder.register(effect)
 
 
-def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any, symbols: bool) -> Any:
-    """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts.
+def export_joint(module: torch.nn.Module, args: Sequence[Any], mode: Any = None) -> Any:
+    """The joint forward-backward graph with descriptors.
 
     Args:
-        symbols: whether sizes inside that depend on data are symbols, as loops and jagged tensors need.
+        mode: of fake arguments whose sizes may be symbols; None: the arguments are traced as they are.
     """
-    context = None
-    if symbols:
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        args = [mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a for a in args]
-        context = TracingContext(mode)
-    with checks_as_operators(), tracing(context), state_kept():
+    context = None if mode is None else TracingContext(mode)
+    with checks_as_operators(), tracing(context), state_kept(), contextlib.ExitStack() as stack:
         without_hooks(module)  # they are in the graph
-        return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
+        return aot_export_joint_with_descriptors(stack, module, tuple(args), {})
+
+
+class Symbols:
+    """The symbols of a trace of its own, one for each of Dynamo's, and the guards that the trace sets on them.
+
+    Dynamo's own environment takes no guards any more once its graph is compiled.
+
+    Args:
+        numbers: what each of Dynamo's symbols is in the call that is traced; at least 2, for 0 and 1 are no symbols.
+
+    Attributes:
+        mode: of the fake tensors.
+    """
+
+    def __init__(self, numbers: Mapping[Any, Any]) -> None:
+        self._env = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self._env)
+        is_open: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
+        self._own = {}
+        for symbol, number in numbers.items():
+            rows = self.mode.from_tensor(torch.empty(int(number), device="meta"), symbolic_context=is_open)
+            self._own[symbol] = rows.shape[0].node.expr
+        self._traced_at = {self._own[symbol]: number for symbol, number in numbers.items()}
+
+    def _of(self, number: Any) -> Any:
+        if not isinstance(number, torch.SymInt):
+            return number
+        expression = number.node.expr.xreplace(self._own)
+        return self._env.create_symintnode(expression, hint=int(expression.xreplace(self._traced_at)))
+
+    def like(self, given: Any, example: Any = None) -> Any:
+        """What is traced in place of an input, whose sizes are symbols where those of Dynamo's example are.
+
+        Memory that a tensor of such sizes shares with others is not known of it. A number that is no symbol here, since
+        nothing reads it, is 0.0.
+        """
+        if isinstance(example, torch.SymInt):
+            return self._of(example) if example.node.expr.free_symbols <= self._own.keys() else 0.0
+        if not isinstance(given, torch.Tensor):
+            return given
+        sizes = () if example is None else (*example.shape, *example.stride())
+        if not any(isinstance(number, torch.SymInt) for number in sizes):
+            return self.mode.from_tensor(given, static_shapes=True)
+        shape, strides = ([self._of(number) for number in numbers] for numbers in (example.shape, example.stride()))
+        with self.mode:
+            made = torch.empty_strided(shape, strides, dtype=given.dtype, device=given.device)
+        return made.requires_grad_(given.requires_grad)
+
+    def values(self, numbers: Mapping[Any, Any]) -> dict[Any, Any] | None:
+        """What each symbol is in a call, by what Dynamo's are; None where the trace does not hold for that call."""
+        env = self._env
+        found = {self._own[symbol]: number for symbol, number in numbers.items()}
+        guards = [guard.expr for guard in env.guards]
+        guards += [sympy.Eq(symbol, other) for symbol, other in env.replacements.items()]
+        holds = not env.deferred_runtime_asserts
+        holds = holds and all(number in env.var_to_range.get(symbol, (number,)) for symbol, number in found.items())
+        return found if holds and all(guard.xreplace(found) is sympy.true for guard in guards) else None
 
 
 @contextlib.contextmanager
@@ -189,6 +249,8 @@ def compile_joint(
     descriptor, state = copy.copy(descriptor), copy.copy(descriptor._aot_state)
     state.fw_metadata = _kept_metadata(state.fw_metadata)
     state.fw_metadata.bw_donated_idxs = []  # None would be taken for some, and retain_graph=True be refused
+    symbolic: dict[int, Any] = {}
+    state.fw_metadata.dynamic_saved_tensors_idxs = symbolic  # another plan saves other tensors
     descriptor._aot_state = state
     descriptor._aot_graph_capture = copy.copy(descriptor._aot_graph_capture)
     inner = getattr(descriptor._aot_graph_capture, "maybe_subclass_meta", None)
@@ -197,9 +259,11 @@ def compile_joint(
         inner.fw_metadata = _kept_metadata(inner.fw_metadata)
         inner.grad_input_metas = _kept_subclasses(inner.grad_input_metas)
     with functorch_config.patch(donated_buffer=False):
-        return aot_compile_joint_with_descriptors(
+        function: Callable[..., Any] = aot_compile_joint_with_descriptors(
             descriptor, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
+    symbolic.clear()  # each call would mark the sizes of these tensors for Dynamo, which does not see them
+    return function
 
 
 def _kept_metadata(metadata: Any) -> Any:
@@ -302,6 +366,11 @@ def descriptors(graph: fx.Graph) -> list[Any]:
     return list(graph.output_node().meta.get("desc") or ())
 
 
+def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A graph with the attributes of a module that it reads; its Python code is written where somebody calls it."""
+    return _LazyGraphModule(root, graph)
+
+
 def set_descriptors(graph: fx.Graph, described: Sequence[Any]) -> None:
     """Say of each result of a graph what AOTAutograd's runtime is to know of it, or None."""
     graph.output_node().meta["desc"] = list(described)
@@ -371,15 +440,19 @@ def of_torch_or_python(target: Any) -> bool:
     return str(getattr(target, "__module__", None) or "torch").partition(".")[0] in _PACKAGES
 
 
+EXAMPLE = "example_value"
+"""The note that has the fake value of a node of Dynamo's; that of a node of a joint graph is "val"."""
+
+
 def example_of(node: fx.Node) -> Any:
     """The fake value of a node of Dynamo's."""
-    return node.meta.get("example_value")
+    return node.meta.get(EXAMPLE)
 
 
 def set_examples(module: fx.GraphModule, examples: Mapping[str, Any]) -> None:
     """Say of the inputs of a part of a graph of Dynamo's what they are, by the names of its nodes."""
     for node in module.graph.find_nodes(op="placeholder"):
-        node.meta["example_value"] = examples[str(node.target)]
+        node.meta[EXAMPLE] = examples[str(node.target)]
 
 
 def empty_like(graph: fx.Graph) -> fx.Graph:
@@ -434,12 +507,35 @@ def fake_like(tensor: Any, holder: torch.Tensor | None) -> torch.Tensor:
     """A fake tensor like another one, in the storage that a third one has; None: in a storage of its own.
 
     It is to be called under `only_real_tensors`.
+
+    Raises:
+        NotImplementedError: its sizes are symbols, and it does not fill a storage of its own, or has another dtype.
     """
-    if holder is None:
-        memory_of: Any = torch.UntypedStorage
-        storage = memory_of(tensor.untyped_storage().nbytes(), device="meta")
-    else:
-        storage = holder.untyped_storage()
-    made = torch.empty(0, dtype=tensor.dtype, device="meta")
-    made = made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-    return FakeTensor(tensor.fake_mode, made, tensor.device).requires_grad_(tensor.requires_grad)
+    shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+    if any(isinstance(number, torch.SymInt) for number in (*shape, *strides, offset)):
+        if (holder is None and type(offset) is int and offset == 0) or (
+            holder is not None and holder.dtype == tensor.dtype
+        ):
+            with tensor.fake_mode, torch.no_grad():
+                if holder is None:
+                    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+                return holder.as_strided(shape, strides, offset)
+        raise NotImplementedError("a tensor of symbolic sizes in a part of a storage")
+    storage = meta_storage(tensor.untyped_storage().nbytes()) if holder is None else holder.untyped_storage()
+    made = fake_in(tensor.fake_mode, storage, tensor, shape, strides, offset)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def meta_storage(size: int) -> Any:
+    """A storage of so many bytes without memory, in which fake tensors lie."""
+    memory_of: Any = torch.UntypedStorage
+    return memory_of(size, device="meta")
+
+
+def fake_in(mode: Any, storage: Any, like: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
+    """A fake tensor in a storage without memory, of the dtype and on the device of another one.
+
+    It is to be called under `only_real_tensors`.
+    """
+    made = torch.empty(0, dtype=like.dtype, device="meta").set_(storage, offset, shape, strides)
+    return FakeTensor(mode, made, like.device)

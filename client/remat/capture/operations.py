@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -15,7 +15,9 @@ from torch import fx
 from remat_ir import Graph, InvalidData
 
 from .. import _compat
-from .dataflow import Dataflow, is_choice, is_random, is_unknown, stateless, tensors, value_bytes
+from .dataflow import Dataflow, is_choice, is_random, is_unknown, results_of, stateless, tensors, value_bytes
+
+T = TypeVar("T")
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -75,6 +77,7 @@ class Operations:
         states: random kernel → the storage of the generator's state before it.
         originals: overwritten placeholder → the storage of the copy that ops read.
         once: kernels that no plan may run again.
+        copies: inputs whose gradient is copied into their layout → the bytes that this takes while it runs.
         updates: parameters that are updated inside the backward pass → the bytes that this takes while it runs.
         halfway: the index of the HALFWAY op, if there is one.
         early, given: the positions of the backward results that are given away there, and what of `keep` they lie in.
@@ -88,17 +91,53 @@ class Operations:
     states: Mapping[fx.Node, int]
     originals: Mapping[fx.Node, int]
     once: frozenset[fx.Node] = frozenset()
+    copies: Mapping[fx.Node, int] = field(default_factory=dict)
     updates: Mapping[fx.Node, int] = field(default_factory=dict)
     halfway: int | None = None
     early: tuple[int, ...] = ()
     given: frozenset[int] = frozenset()
 
+    def of(self, joint: fx.GraphModule, like: Mapping[fx.Node, fx.Node]) -> Operations:
+        """The same operations of another joint graph, which has a node like each of this one's."""
+
+        def each(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+            return tuple(like[node] for node in nodes)
+
+        def by(found: Mapping[fx.Node, T]) -> dict[fx.Node, T]:
+            return {like[node]: value for node, value in found.items()}
+
+        flow, results = self.flow, results_of(joint.graph)
+        first = len(flow.forward_results)
+        flow = replace(
+            flow,
+            joint=joint,
+            kernels=each(flow.kernels),
+            makes=by(flow.makes),
+            reads=by(flow.reads),
+            owner=each(flow.owner),
+            primals=each(flow.primals),
+            tangents=each(flow.tangents),
+            forward_results=tuple(results[:first]),
+            backward_results=tuple(results[first:]),
+            mutated={like[given]: like[new] for given, new in flow.mutated.items()},
+            storages_of=by(flow.storages_of),
+        )
+        return replace(
+            self,
+            flow=flow,
+            ops=tuple(replace(op, nodes=each(op.nodes)) for op in self.ops),
+            states=by(self.states),
+            originals=by(self.originals),
+            once=frozenset(each(self.once)),
+            copies=by(self.copies),
+            updates=by(self.updates),
+        )
+
     def takes(self, op: Op) -> int:
         """The bytes that an op that runs no kernels needs while it runs."""
         if op.kind is Kind.UPDATE:
             return self.updates[op.nodes[0]]
-        pair = [n.meta["val"] for n in op.nodes] if op.kind is Kind.ACCUMULATE else []
-        return copying_bytes(*pair) if len(pair) == 2 else 0
+        return self.copies.get(op.nodes[-1], 0) if op.kind is Kind.ACCUMULATE else 0
 
 
 def operations(
@@ -138,15 +177,14 @@ def operations(
     turn = len(ops)
     ops.append(_turn(flow))
     ops += tail
-    ops += [
-        Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(value_bytes(pair[0])),))
-        for pair in _copied_gradients(flow)
-    ]
+    pairs = _copied_gradients(flow)
+    ops += [Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(value_bytes(pair[0])),)) for pair in pairs]
+    copies = {given: copying_bytes(result.meta["val"], given.meta["val"]) for result, given in pairs}
     ops, keep = _only_what_is_read(flow, ops)
     once = {n for n in flow.kernels if not one_plan and _compat.is_collective(n.target)}
     once |= {n for n in flow.kernels if is_choice(n)}
     once |= {n for n in flow.kernels if is_unknown(n) and custom_name(n) not in functional}
-    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once))
+    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once), copies)
 
 
 def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:

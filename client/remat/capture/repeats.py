@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .. import _compat
+from .sizes import SYMBOLS
 
 LEAST_SPARED = 40
 """Nodes; a run that spares fewer is traced as it is."""
@@ -62,14 +63,16 @@ def words(value: object, node: object = "%") -> object:
 
 
 def metadata(value: object) -> object:
-    """What tracing sees of a value: of tensors all but numbers and storage; one of unknown size is like no other."""
+    """What tracing sees of a value: of tensors all but numbers and storage, of symbols what they stand for."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not _compat.is_wrapper(value):
-        places = (*value.shape, *value.stride(), value.storage_offset())
-        if all(type(number) is int for number in places):
-            kind = type(value), value.dtype, value.device, value.dim(), places
-            return *kind, value.requires_grad, value.is_conj(), value.is_neg(), type(value.grad_fn).__name__
+        numbers = (*value.shape, *value.stride(), value.storage_offset())
+        places = tuple(n if type(n) is int else metadata(n) for n in numbers)
+        kind = type(value), value.dtype, value.device, value.dim(), places
+        return *kind, value.requires_grad, value.is_conj(), value.is_neg(), type(value.grad_fn).__name__
     if isinstance(value, (tuple, list)):
         return type(value).__name__, *map(metadata, value)
+    if isinstance(value, SYMBOLS):
+        return type(value).__name__, value.node.expr
     return words(value)
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import fx
@@ -28,6 +28,7 @@ from remat_ir import (
 
 from .. import _compat
 from ..capture.operations import Operations
+from ..capture.symbolic import JointTrace
 from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import lower
 from ..lowering.peak import Phases, kernel_phases
@@ -152,26 +153,24 @@ def _passes(problem: Problem, plan: Plan) -> bool:
     return False
 
 
-@dataclass(frozen=True, eq=False)
-class Traced:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Traced(JointTrace):
     """One graph of Dynamo's, traced at the sizes of a call.
 
     Attributes:
         module: Dynamo's graph, which runs by itself, too.
         inputs: the tensors and numbers that the graph and its trace take, those that the graph holds first.
-        joint: forward and backward in one.
-        descriptor: what AOTAutograd needs to make a function of the planned graphs.
     """
 
     module: fx.GraphModule
     inputs: Sequence[Any]
-    joint: fx.GraphModule
-    descriptor: Any
 
-    @property
-    def forward_outputs(self) -> int:
-        """How many of the joint graph's outputs the forward pass returns."""
-        return _compat.forward_outputs(self.descriptor)
+    def priced(self, step: Operations, profiled: Profiled) -> tuple[Traced, Operations, Profiled]:
+        """What stays of it once it is priced: no tensors of the call, and no copy of a graph of symbols."""
+        if self.symbolic is None:
+            return replace(self, inputs=()), step, profiled
+        graph = self.symbolic.graph
+        return replace(self, inputs=(), joint=graph, like={}), step.of(graph, self.like), profiled.of(self.like)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,21 +181,25 @@ class Step:
         graph: the problem that it poses.
     """
 
-    descriptor: Any
+    traced: Traced
     operations: Operations
     graph: Graph
     profiled: Profiled
 
     def compile(self, plan: Plan) -> Run:
         """What runs it by a plan that the verifier has passed: one trace serves for any number of plans."""
-        lowered = lower(self.operations, plan)
-        with _compat.traced_alone(), _compat.only_real_tensors():
-            return _compat.compile_joint(
-                self.descriptor,
-                lambda *_, **__: (lowered.forward, lowered.backward),
-                checked_function,
-                lambda graph, _: noting_end(boxed_function(graph)),
-            )
+
+        def made() -> Run:
+            lowered = lower(self.operations, plan)
+            with _compat.traced_alone(), _compat.only_real_tensors():
+                return _compat.compile_joint(
+                    self.traced.descriptor,
+                    lambda *_, **__: (lowered.forward, lowered.backward),
+                    checked_function,
+                    lambda graph, _: noting_end(boxed_function(graph)),
+                )
+
+        return self.traced.carried_out(self.operations, plan, made)
 
 
 def by_plan(step: Step, problem: Problem, answer: Answer) -> Run:

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
@@ -19,10 +18,10 @@ from remat_ir import Answer, Graph, Problem, checkpointed
 
 from .. import _compat
 from ..capture.dataflow import dataflow, device_of, resident_bytes
-from ..capture.group import groups
-from ..capture.joint import compiled_joint
+from ..capture.group import groups, groups_like
 from ..capture.operations import notes, operations, to_graph
 from ..capture.refused import refuse, refuse_split_by_ddp
+from ..capture.symbolic import JointTraces
 from ..errors import BudgetTooSmall, CaptureError
 from ..lowering.link import link_for
 from ..planning.budget import Budget, Fraction, budget_bytes
@@ -50,6 +49,9 @@ MANY = (
     "a graph has been planned at %s sizes by now, which took a capture each: where they are lengths of batches, pad "
     "these to a few, which remat.batch.buckets.Buckets.of finds"
 )
+
+MOST_CONSTANTS = 4
+"""Sets of Python floats of a graph, each of which has a trace with symbols of its own."""
 
 Sizes: TypeAlias = tuple[object, ...]
 
@@ -208,6 +210,7 @@ class SizedGraph:
             i for i, given in enumerate(inputs) if i not in counted and _varies(_compat.example_of(given))
         )
         self._numbers = read_as_numbers(module)
+        self._traces: OrderedDict[Sizes, JointTraces] = OrderedDict()
         self._writes: bool | None = None
         self._said, self._sizes_planned = False, 0
         self._lock = threading.RLock()
@@ -262,24 +265,20 @@ class SizedGraph:
             PlanningError: there is no plan.
         """
         try:
-            with ExitStack() as stack:
-                stack.enter_context(doing("capturing and planning a graph of the model"))
-                stack.enter_context(_compat.traced_alone())
-                numbers = {i: inputs[i].item() for i in self._numbers}
-                module = with_constants(self._module, numbers) if numbers else self._module
-                descriptor = compiled_joint(stack, module, inputs)
-                joint = _compat.joint_graph(descriptor)
-                self._writes = bool(_compat.updated_inputs(joint.graph))
-                if not _compat.has_tangents(joint.graph):
+            with doing("capturing and planning a graph of the model"), _compat.traced_alone():
+                found = self._traces_of(inputs).at(inputs)
+                self._writes = bool(_compat.updated_inputs(found.joint.graph))
+                if not _compat.has_tangents(found.joint.graph):
                     return None
-                refuse(joint)
-                traced = Traced(self._module, [*self._state, *inputs], joint, descriptor)
+                refuse(found.joint)
                 shared = self._backend.shared
                 if not shared.several and shared.calls.outstanding() and not _compat.saved_tensors_have_hooks():
                     shared.share()
-                found = self._solved_or_least(traced)
-                shared.watching.device = device_of(found.priced.operations.flow)
-                return found
+                with _compat.only_real_tensors():  # ranks speak here
+                    traced = Traced(**vars(found), module=self._module, inputs=[*self._state, *inputs])
+                    planned = self._solved_or_least(traced)
+                shared.watching.device = device_of(planned.priced.operations.flow)
+                return planned
         except CaptureError as error:
             if self._backend.asking.on_failure == "raise":
                 raise
@@ -287,6 +286,17 @@ class SizedGraph:
             log.log(level, "a part of the model runs without a plan: %s", error)
             self._said = True
             return None
+
+    def _traces_of(self, inputs: Sequence[Any]) -> JointTraces:
+        """The traces of the graph with the numbers that it reads from tensors: they are constants of a trace."""
+        numbers = {i: inputs[i].item() for i in self._numbers}
+        key = tuple(numbers.values())
+        if key not in self._traces:
+            self._traces[key] = JointTraces(with_constants(self._module, numbers) if numbers else self._module)
+            if len(self._traces) > MOST_CONSTANTS:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return self._traces[key]
 
     def _solved_or_least(self, traced: Traced) -> PlannedSizes:
         """A plan for the whole budget; where that is one of several calls, the one that holds least.
@@ -315,10 +325,9 @@ class SizedGraph:
         backend, asking = self._backend, self._backend.asking
         planner = backend.given.here()
         step = self._priced(traced, planner)
-        with _compat.only_real_tensors():
-            graph = step.graph
-            problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
-            answer, may_improve = self._asked(problem, planner)
+        graph = step.graph
+        problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
+        answer, may_improve = self._asked(problem, planner)
 
         def compiled(answer: Answer) -> tuple[Run, Answer]:
             return by_plan(step, problem, answer), answer
@@ -343,16 +352,18 @@ class SizedGraph:
     def _priced(self, traced: Traced, planner: CoordinatedPlanner) -> Step:
         asking = self._backend.asking
         flow = dataflow(traced.joint, traced.forward_outputs)
-        functional = asking.functional_ops
-        step = operations(flow, groups(flow), one_plan=planner.coordinator.in_step, functional=functional)
-        with _compat.only_real_tensors():
-            profiled = profile_kernels(flow.kernels, planner.profiles, functional=functional)
-            step = with_collectives_once(step, profiled.kernels, asking.recompute_collectives)
-            graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
-            link = link_for(asking, device_of(flow), planner.coordinator)
+        functional, known = asking.functional_ops, [each.priced for each in self._of_this_frame()]
+        found = (groups_like(flow, known[-1].operations) if known else None) or groups(flow)
+        step = operations(flow, found, one_plan=planner.coordinator.in_step, functional=functional)
+        sizes = [each.profiled for each in known]
+        profiled = profile_kernels(flow.kernels, planner.profiles, sizes, functional=functional)
+        step = with_collectives_once(step, profiled.kernels, asking.recompute_collectives)
+        graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
+        link = link_for(asking, device_of(flow), planner.coordinator)
         for note in notes(step):
             log.info("%s", note)
-        return Step(traced.descriptor, step, graph if link is None else replace(graph, link=link), profiled)
+        traced, step, profiled = traced.priced(step, profiled)
+        return Step(traced, step, graph if link is None else replace(graph, link=link), profiled)
 
     def _allowed(self, graph: Graph) -> int:
         """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as much."""

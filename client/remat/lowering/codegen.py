@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -173,11 +174,14 @@ def _compare(node: fx.Node, traced: object, found: object) -> None:
         return
     if found.numel() <= _STATE and not found.is_floating_point():
         return
+    sizes = zip_longest(found.shape, traced.shape)
+    shape = tuple(number if isinstance(said, torch.SymInt) else said for number, said in sizes)
+    is_open = any(isinstance(number, torch.SymInt) for number in (*traced.shape, *traced.stride()))
     for what, here, there, wrong in (
         ("", found.dtype, traced.dtype, True),
-        ("of shape ", tuple(found.shape), tuple(traced.shape), True),
+        ("of shape ", tuple(found.shape), shape, True),
         ("on ", found.device, traced.device, True),
-        ("of strides ", _strides(found), _strides(traced), False),
+        ("of strides ", _strides(found), _strides(found if is_open else traced), False),
     ):
         if here == there or (here is found.dtype and here == _dtype_by_kernel(node)):
             continue

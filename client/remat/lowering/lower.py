@@ -117,16 +117,17 @@ class _Lowering:
             if not kept.users:
                 backward.erase_node(kept)
                 del self.saved_as[source]
-        pairs.sort(key=lambda pair: (pair[1].target is Crossing, _compat.saved_unchecked(pair[0])))
+        pairs.sort(key=lambda pair: (_is_size(pair[0]), pair[1].target is Crossing, _compat.saved_unchecked(pair[0])))
         tangents = [n for n in backward.nodes if n.op == "placeholder" and n not in {k for k, _ in pairs}]
-        _reorder_placeholders(backward, [k for k, _ in pairs] + tangents)
+        sizes = [k for k, _ in pairs if _is_size(k)]  # saved last, and given first
+        _reorder_placeholders(backward, [*sizes, *(k for k, _ in pairs if not _is_size(k)), *tangents])
         saved = [source for _, source in pairs]
         forward = self.forward.close([*results, *saved], descriptors[:first] + [None] * len(saved))
         joint = self.flow.joint
         late = frozenset(primal for primal in self.flow.primals if self.saved_as.get(self.forward.env[primal]))
         return Lowered(
-            fx.GraphModule(joint, forward),
-            fx.GraphModule(joint, backward),
+            _compat.module_of(joint, forward),
+            _compat.module_of(joint, backward),
             len(saved),
             frozenset(self.reread),
             late,
@@ -330,6 +331,11 @@ def _reorder_placeholders(graph: fx.Graph, order: list[fx.Node]) -> None:
         else:
             first = first.next
             first.prepend(node)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node is a number, which every call has anew."""
+    return isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def _device(node: fx.Node) -> str:

@@ -62,7 +62,7 @@ recompute_collectives=None, name=None)
             with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes graphs, and the
             chain where a Sequential of one tensor is no single graph.
         most_plans: how many sizes of a graph keep their plan, at least 1; beyond, the one used least lately is planned
-            anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
+            anew. All sizes share one captured graph, some megabytes of a large model's memory on the host.
         steps: how many steps of training will run by the plan, or None. A solve ends, after a second at least, when all
             that they could still gain by a better plan is less than the time that was spent on it. None, or max_gap=0,
             goes on until the gap or the time limit.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -59,6 +60,7 @@ class Profiled(NamedTuple):
         signatures, shared: how many kinds of kernels there were, and how many of them came from the shared table.
         fitted: those whose time was not measured but follows from two other sizes.
         neighbours: those that could not be measured, and take the cost of the kernel whose size is nearest.
+        elements: of what each of them reads and writes: by these the costs at other sizes are fitted.
     """
 
     kernels: Mapping[fx.Node, Measured]
@@ -67,11 +69,22 @@ class Profiled(NamedTuple):
     seconds: float
     fitted: frozenset[fx.Node] = frozenset()
     neighbours: frozenset[fx.Node] = frozenset()
+    elements: Mapping[fx.Node, int] = MappingProxyType({})
+
+    def of(self, like: Mapping[fx.Node, fx.Node]) -> Profiled:
+        """The same of the kernels of another graph, which has a node like each of these."""
+        return self._replace(
+            kernels={like[node]: measured for node, measured in self.kernels.items()},
+            fitted=frozenset(like[node] for node in self.fitted),
+            neighbours=frozenset(like[node] for node in self.neighbours),
+            elements={like[node]: count for node, count in self.elements.items()},
+        )
 
     @property
     def costs(self) -> Costs:
         """The costs of the kernels that were measured."""
-        return {n: m.cost_ns for n, m in self.kernels.items() if n not in self.fitted | self.neighbours}
+        apart = self.fitted | self.neighbours
+        return {n: m.cost_ns for n, m in self.kernels.items() if n not in apart}
 
 
 def profile_kernels(
@@ -116,7 +129,7 @@ def profile_kernels(
         found = as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
         known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
     of_table = {s: m for s, m in known.items() if s in by_signature}
-    timed = table is not None and not device.startswith("meta ")
+    timed = table is not None and not device.startswith("meta ") and not sizes  # at the first one it is looked at
     doubted = timed and _contradicted(of_table, by_signature, given or {})
     own = doubted and table is not None and table.alone
     known = {s: m for s, m in known.items() if not own or s not in by_signature}
@@ -139,6 +152,7 @@ def profile_kernels(
         time.perf_counter() - start,
         frozenset(n for n, s in signature_of.items() if s in fitted),
         frozenset(n for n, s in signature_of.items() if s in refused),
+        {n: elements(n) for n in kernels},
     )
 
 
@@ -203,15 +217,15 @@ def as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:
 
 def _fitted(kernels: Sequence[fx.Node], unknown: Mapping[str, fx.Node], sizes: Sequence[Profiled]) -> dict[str, int]:
     """What those of the unknown kernels cost that lie between two sizes at which they were measured, in ns."""
-    alike = [(list(other.kernels), other.costs) for other in sizes]
-    alike = [(theirs, costs) for theirs, costs in alike if same_kernels(kernels, theirs)]
+    alike = [other for other in sizes if other.elements and same_kernels(kernels, list(other.kernels))]
     if len(alike) < 2:
         return {}
+    known = [(list(other.kernels), other.elements, other.costs) for other in alike]
     position = {n: i for i, n in enumerate(kernels)}
     found: dict[str, int] = {}
     for text, node in unknown.items():
-        there = [(theirs[position[node]], costs) for theirs, costs in alike]
-        cost = fitted_cost(node, [(other, costs[other]) for other, costs in there if other in costs])
+        there = [(theirs[position[node]], counts, costs) for theirs, counts, costs in known]
+        cost = fitted_cost(elements(node), [(counts[n], costs[n]) for n, counts, costs in there if n in costs])
         if cost is not None:
             found[text] = rounded(cost)
     return found

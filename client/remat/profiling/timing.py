@@ -137,17 +137,18 @@ def affine(a: int, b: int, low: int, high: int, size: int, proportional: bool) -
     return -(-(at_zero + (b - a) * size) // (high - low))
 
 
-def fitted_cost(node: fx.Node, others: Sequence[tuple[fx.Node, int]]) -> int | None:
+def fitted_cost(here: int, others: Sequence[tuple[int, int]]) -> int | None:
     """The cost in ns of a kernel of a size between two at which it was measured; None: it has to be measured.
 
-    The size is that of all that it reads and writes. A cost that grows no faster is a straight line with little doubt:
-    taken between any two sizes, and down to half the smallest. One that does is overestimated, between near sizes.
+    The size is that of all that it reads and writes, in elements. A cost that grows no faster is a straight line with
+    little doubt: taken between any two sizes, and down to half the smallest. One that does is overestimated, between
+    near sizes.
 
     Args:
-        others: the same kernel of the step at other sizes, with what it was measured to cost.
+        here: its size.
+        others: the sizes of the same kernel of the step in other calls, with what it was measured to cost.
     """
-    here = elements(node)
-    sizes = sorted({elements(other): cost for other, cost in others}.items())
+    sizes = sorted(dict(others).items())
     above = [i for i, (size, _) in enumerate(sizes) if size > here]
     if len(sizes) < 2 or not above or any(size == here for size, _ in sizes):
         return None

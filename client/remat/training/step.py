@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -99,6 +99,12 @@ class TrainingStep:
         Args:
             now: it is compiled now: this thread is in the state of the capture.
         """
+        function = self.captured.carried_out(self.operations, plan, partial(self._function, plan))
+        if now:
+            function.compile()
+        return function
+
+    def _function(self, plan: Plan) -> StepFunction:
         made: list[Lowered] = []
         release = self.release if self.operations.updates else None
 
@@ -121,8 +127,6 @@ class TrainingStep:
             return forward
 
         function = StepFunction(compiled, self.names, release, updated, self.halves, self.operations)
-        if now:
-            function.compile()
         return function
 
 
@@ -336,7 +340,7 @@ def traced_step(
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, real, functional)
     ops = with_collectives_once(ops, profiled.kernels, collectives_again)
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
-    traced = replace(traced, inputs=())
+    traced, ops, profiled = traced.priced(ops, profiled)
     return TrainingStep(traced, names, parameters, ops, graph, values, profiled, fixed, release, halves, split)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from remat_ir import Plan
 
-from .. import _compat, generators
+from .. import generators
 from ..compile.plans import PlannedSizes, Run, Traced, point_of
 from ..compile.sized import Backend, SizedGraph
 from ..device import capturing
@@ -42,14 +42,12 @@ class Trained(PlannedSizes):
     """One graph of Dynamo's at one set of sizes, in a job that trains a module.
 
     Attributes:
-        traced: what was traced.
         planned: the plan that it runs by, and what is known of it.
         check: measures the peak of its first step; None: nothing does.
         new: whether it has just been made: its first call runs by the plan that it was made with.
         failed: whether the traced step has not run: Dynamo's graph runs in its place.
     """
 
-    traced: Traced = field(kw_only=True, repr=False)
     planned: Planned = field(kw_only=True)
     check: SelfCheck | None = field(kw_only=True, repr=False)
     on_failure: OnFailure = field(kw_only=True, repr=False)
@@ -57,14 +55,13 @@ class Trained(PlannedSizes):
     failed: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, traced: Traced, planned: Planned, check: SelfCheck | None, on_failure: OnFailure) -> Trained:
+    def of(cls, planned: Planned, check: SelfCheck | None, on_failure: OnFailure) -> Trained:
         """What runs by a plan that has just been made."""
         made = cls(
             planned.step.graph,
             planned.answer,
             planned.run,
             None,
-            traced=replace(traced, inputs=()),
             priced=planned.step,
             planned=planned,
             check=check,
@@ -134,8 +131,9 @@ class Trained(PlannedSizes):
         return output
 
     def _plainly(self, inputs: Sequence[Any]) -> Any:
-        taken = len(self.traced.module.graph.find_nodes(op="placeholder"))
-        return self.traced.module(*inputs[len(inputs) - taken :])
+        module = self.planned.step.captured.module
+        taken = len(module.graph.find_nodes(op="placeholder"))
+        return module(*inputs[len(inputs) - taken :])
 
     def _refuse(self, error: Exception) -> None:
         """The step has no plan from now on.
@@ -210,12 +208,11 @@ class TrainingBackend(Backend):
         alike = [each for other in self.graphs if other.frame == graph.frame for each in other.made.values()]
         model = self._model()
         assert model is not None
-        with _compat.only_real_tensors():  # the trace's mode is still on, and ranks speak here
-            known = [each.known() for each in alike if isinstance(each, Trained)]
-            planned = self._make_plan(model, traced, known)
-            stay = 0 if self._job is None else self._job.gradients(model, True)
+        known = [each.known() for each in alike if isinstance(each, Trained)]
+        planned = self._make_plan(model, traced, known)
+        stay = 0 if self._job is None else self._job.gradients(model, True)
         self._settled = (self._settled or not self.trained) and planned.step.fixed.get("gradients", 0) >= stay
-        return Trained.of(traced, planned, self.check, self.asking.on_failure)
+        return Trained.of(planned, self.check, self.asking.on_failure)
 
     def least(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
         """By the plan that holds least, in a step of several calls.
@@ -227,9 +224,8 @@ class TrainingBackend(Backend):
         model = self._model()
         assert model is not None
         assert self._make_least is not None
-        with _compat.only_real_tensors():
-            planned = self._make_least(model, traced, ())
-        made = Trained.of(traced, planned, None, self.asking.on_failure)
+        planned = self._make_least(model, traced, ())
+        made = Trained.of(planned, None, self.asking.on_failure)
         for plan in [] if self._file is None else self._file.plans_of(made.graph):
             made.add(point_of(made.priced, plan))
         return made
