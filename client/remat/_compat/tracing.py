@@ -151,7 +151,7 @@ class Symbols:
         is_open: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
         self._own = {}
         for symbol, number in numbers.items():
-            rows = self.mode.from_tensor(torch.empty(int(number), device="meta"), symbolic_context=is_open)
+            rows: Any = self.mode.from_tensor(torch.empty(int(number), device="meta"), symbolic_context=is_open)
             self._own[symbol] = rows.shape[0].node.expr
         self._traced_at = {self._own[symbol]: number for symbol, number in numbers.items()}
 
