@@ -42,8 +42,11 @@ def test_readme_commands_are_targets() -> None:
 
 
 CLIENT = ROOT / "client" / "remat"
-ADAPTERS = {CLIENT / "device.py", CLIENT / "device_flags.py", CLIENT / "_compat" / "tracing.py"}
-"""The last one puts back the autocast of each kind, which a trace that an error ends may leave changed."""
+ADAPTERS = {
+    *(CLIENT / name for name in ("device.py", "device_flags.py")),
+    *(CLIENT / "_compat" / name for name in ("tracing.py", "fake_cuda.py")),
+}
+"""The last two: the autocast of each kind, which a trace that an error ends may leave changed; a device made up."""
 ACCELERATORS = {"accelerator", "cuda", "mps", "xpu"}
 
 

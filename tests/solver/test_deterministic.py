@@ -66,7 +66,6 @@ def test_it_ends_by_work_with_a_plan_and_a_bound() -> None:
     problem = Problem(graph, budget_at(graph, 0.6))
     little, much = counted(problem, 0.1), counted(problem, 1.0)
     assert little.limit == "time"
-    assert little.seconds < 1.0
     assert little.cost_ns is not None
     assert much.cost_ns is not None
     assert much.cost_ns <= little.cost_ns

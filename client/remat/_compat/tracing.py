@@ -446,13 +446,13 @@ EXAMPLE = "example_value"
 
 def example_of(node: fx.Node) -> Any:
     """The fake value of a node of Dynamo's."""
-    return node.meta.get(EXAMPLE)
+    return node.meta.get("example_value")
 
 
 def set_examples(module: fx.GraphModule, examples: Mapping[str, Any]) -> None:
     """Say of the inputs of a part of a graph of Dynamo's what they are, by the names of its nodes."""
     for node in module.graph.find_nodes(op="placeholder"):
-        node.meta[EXAMPLE] = examples[str(node.target)]
+        node.meta["example_value"] = examples[str(node.target)]
 
 
 def empty_like(graph: fx.Graph) -> fx.Graph:
