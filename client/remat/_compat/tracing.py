@@ -21,7 +21,6 @@ from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, ao
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
@@ -61,7 +60,6 @@ __all__ = [
     "is_wrapper",
     "joint_graph",
     "meta_storage",
-    "module_of",
     "module_path",
     "of_torch_or_python",
     "only_real_tensors",
@@ -364,11 +362,6 @@ def is_tangent(placeholder: fx.Node) -> bool:
 def descriptors(graph: fx.Graph) -> list[Any]:
     """What AOTAutograd says of each result of a graph; empty where it says nothing."""
     return list(graph.output_node().meta.get("desc") or ())
-
-
-def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A graph with the attributes of a module that it reads; its Python code is written where somebody calls it."""
-    return _LazyGraphModule(root, graph)
 
 
 def set_descriptors(graph: fx.Graph, described: Sequence[Any]) -> None:

@@ -99,7 +99,7 @@ def _with_numbers(joint: fx.GraphModule, numbers: _Numbers) -> tuple[fx.GraphMod
             made[node].meta = dict(node.meta)
             if value is not None:
                 made[node].meta["val"] = numbers.inside(value)
-    return _compat.module_of(joint, graph), {copy: node for node, copy in made.items()}
+    return fx.GraphModule(joint, graph), {copy: node for node, copy in made.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,8 +126,8 @@ class _Lowering:
         joint = self.flow.joint
         late = frozenset(primal for primal in self.flow.primals if self.saved_as.get(self.forward.env[primal]))
         return Lowered(
-            _compat.module_of(joint, forward),
-            _compat.module_of(joint, backward),
+            fx.GraphModule(joint, forward),
+            fx.GraphModule(joint, backward),
             len(saved),
             frozenset(self.reread),
             late,
