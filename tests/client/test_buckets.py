@@ -87,7 +87,8 @@ def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pyt
     remat.plans_of(trained).plan_for((), batch(4))
     remat.plans_of(trained).plan_for((), batch(8))  # in the graph in which Dynamo leaves the length open
     ahead = list(work)
-    assert ahead.count("export_joint") == ahead.count("compile_joint") == len(buckets.sizes) + 1
+    # the first size by its numbers, all others by one trace with symbols and what is compiled of it
+    assert ahead.count("export_joint") == ahead.count("compile_joint") == 2
     for length in (8, 3, 4, 7, 8, 1):
         for sliced in (False, True):
             trained(**batch(length, sliced)).backward()

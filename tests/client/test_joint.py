@@ -55,7 +55,7 @@ def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) ->
             x = (torch.randn(4, length, 16),)
             expected = measure.outcome(plain, measure.forward_backward(plain, x))
             assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
-    assert caplog.text.count("the model repeats 8 blocks of ") == 2, "and further sizes are traced once, with symbols"
+    assert caplog.text.count("the model repeats 7 blocks of ") == 2, "and further sizes are traced once, with symbols"
     assert all(answer.overhead for answer in behind.answers)
 
 
@@ -124,4 +124,8 @@ def test_sizes_are_computed_from_the_inputs_numbers() -> None:
     assert read
     assert not any(isinstance(_compat.example_of(each), torch.Tensor) for node in read for each in node.all_input_nodes)
     assert runs(whole.graph)
-    assert measure.loss_of(whole(*inputs)) == measure.loss_of(graph(*inputs))
+    losses = []
+    for each in (graph, whole):
+        torch.manual_seed(0)
+        losses.append(measure.loss_of(each(*inputs)))
+    assert losses[0] == losses[1]

@@ -96,6 +96,8 @@ def _computed(graph: fx.Graph, expression: Any, known: Mapping[Any, fx.Node], no
     def of(part: Any) -> Any:
         if part.is_Integer:
             return int(part)
+        if part.is_Float:
+            return float(part)
         if part.is_Symbol:
             return known[part]
         function = _OPERATORS[type(part).__name__]
@@ -107,4 +109,4 @@ def _computed(graph: fx.Graph, expression: Any, known: Mapping[Any, fx.Node], no
         return made
 
     found = of(expression)
-    return found if isinstance(found, fx.Node) else call(int, found)
+    return found if isinstance(found, fx.Node) else call(type(found), found)
