@@ -46,8 +46,8 @@ MANY_SIZES = 12
 """Plans of one graph at which the log says once how to have fewer."""
 
 MANY = (
-    "a graph has been planned at %s sizes by now, which took a capture each: where they are lengths of batches, pad "
-    "these to a few, which remat.batch.buckets.Buckets.of finds"
+    "a graph has been planned at %s sizes by now, and each of them was a plan to wait for: where they are lengths of "
+    "batches, pad these to a few, which remat.batch.buckets.Buckets.of finds"
 )
 
 MOST_CONSTANTS = 4
