@@ -356,3 +356,16 @@ def buffer_that_is_read_and_overwritten() -> Case:
             return y.sin() * self.mean
 
     return Case(Averaged(), (numbers(4, 16),), {}, mean_square)
+
+
+class Writing(nn.Module):
+    """An input is written to before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        found: torch.Tensor = self.layer(x) * y
+        return found

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import remat
-from client.small_models import CASES
+from client.small_models import CASES, Writing
 from client.test_adoption import Net, equal, trained
 from client.test_exact import outcome
 from client.transferring import LINK, Mover
@@ -234,15 +234,6 @@ def test_an_instances_own_forward_is_compiled_and_put_back() -> None:
 
 @pytest.mark.parametrize("arrangement", ["same storage", "overlap", "same view", "apart"])
 def test_inputs_that_share_memory_and_are_written_to(arrangement: str) -> None:
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            x.add_(1)
-            return self.layer(x) * y
-
     def given(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
         base = torch.arange(10 * 16.0).reshape(10, 16)
         views = {"apart": (base[:4].clone(), base[4:8].clone()), "same storage": (base[1:5], base[5:9])}

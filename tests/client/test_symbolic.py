@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 import remat
-from client.small_models import Mlp, mean_square, numbers
+from client.small_models import Mlp, Writing, mean_square, numbers
 from client.test_joint import Blocks
 from remat import _compat
 from remat.profiling import measure
@@ -159,17 +159,6 @@ def test_nothing_is_kept_for_its_size(caplog: pytest.LogCaptureFixture) -> None:
             model.zero_grad()
         peaks[len(sizes)] = measure.peak_memory(step).peak_bytes
     assert peaks[4] == peaks[1]
-
-
-class Writing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        found: torch.Tensor = self.layer(x) * y
-        return found
 
 
 @pytest.mark.thorough
