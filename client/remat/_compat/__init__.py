@@ -12,4 +12,5 @@ with required():
     from .memory import *
     from .module_state import *
     from .operators import *
+    from .symbols import *
     from .tracing import *
