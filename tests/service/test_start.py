@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from remat_service.cli import app
 from remat_service.storage import migrations
 from remat_service.storage.database import Database
 from remat_service.storage.tables import graphs, requests
+from remat_service.web.server import bound_socket
 from service.serving import commands_ended, eventually, serving, training_graph
 
 
@@ -168,3 +171,22 @@ def test_a_stop_that_was_asked_for_is_no_failure(tmp_path: Path) -> None:
         assert own.stop(signal.SIGTERM) == 0
         own.start()
         assert own.stop(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_answers_are_sent_without_waiting_for_an_acknowledgement(host: str) -> None:
+    async def without_delay() -> int:
+        seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            seen.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bound_socket(host, 0)
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            writer.close()
+            return await seen
+
+    assert asyncio.run(without_delay())

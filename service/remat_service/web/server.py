@@ -48,7 +48,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         both = family == socket.AF_INET6  # `::` is for IPv4 too
-        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
+        listener = socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
+        # asyncio sets TCP_NODELAY only where the protocol is named, and create_server names none: each answer of two
+        # writes would wait 40 ms for the client's delayed acknowledgement
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach())
     except OSError as error:
         raise ServiceError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
 
