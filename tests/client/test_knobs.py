@@ -1,4 +1,4 @@
-"""Plans behind torch's own knobs: its memory-budget solver, and the policy of its selective checkpoints."""
+"""Plans behind torch's own knob: the policy of its selective checkpoints, for a module and for a model's blocks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config as functorch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.compile.inductor.knapsack import MemoryBudgetSolver
 from remat.profiling.measure import peak_memory
 
 
@@ -45,69 +43,6 @@ def stepped(run: Any, module: nn.Module, x: torch.Tensor) -> tuple[list[torch.Te
 
 
 X = torch.linspace(-1, 1, 256 * 64).reshape(256, 64)
-
-
-def compiled(module: nn.Module, budget: float, solver: Any) -> Any:
-    """A module under torch's own partitioner, without generated kernels."""
-    torch._dynamo.reset()
-    with functorch.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
-        run = torch.compile(module, backend="aot_eager_decomp_partition", dynamic=False)
-        stepped(run, module, X)
-    return run
-
-
-@pytest.mark.slow
-def test_torchs_memory_budget_is_solved_by_remat() -> None:
-    """Gradients are those of the plain step; less is held than without a budget, and remat was asked."""
-    module = block()
-    plain, _ = stepped(module, module, X)
-    _, all_held = stepped(compiled(module, 1.0, "dp"), module, X)
-    solver = MemoryBudgetSolver("greedy")
-    found, held = stepped(compiled(module, 0.4, solver), module, X)
-    assert len(solver.answers) == 1
-    assert held < all_held
-    for a, b in zip(plain, found, strict=True):
-        torch.testing.assert_close(a, b)
-    assert solver.uuid() != MemoryBudgetSolver("greedy", max_gap=0.1).uuid()
-
-
-def test_two_solvers_of_the_same_settings_are_one_to_a_cache() -> None:
-    """Within a process and between processes: no address of an object is in the key."""
-    for planner in (None, "greedy", "http://127.0.0.1:9"):
-        one, other = (MemoryBudgetSolver(planner).uuid() for _ in range(2))
-        assert one == other
-        assert b" at 0x" not in one
-
-
-@pytest.mark.slow
-def test_torchs_inductor_takes_remat_as_its_solver() -> None:
-    """The same under Inductor's kernels: the step trains."""
-    module, solver = block(), MemoryBudgetSolver("greedy")
-    torch._dynamo.reset()
-    optimizer = torch.optim.SGD(module.parameters(), 0.05)
-    losses = []
-    with functorch.patch(activation_memory_budget=0.4, activation_memory_budget_solver=solver):
-        run = torch.compile(module, dynamic=False)
-        for _ in range(8):
-            loss = (run(X) - 0.3).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    assert solver.answers
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
-def test_dropout_under_torchs_budget_is_refused() -> None:
-    """Torch would draw its masks anew in the backward pass."""
-    torch._dynamo.reset()
-    solver = MemoryBudgetSolver("greedy")
-    with (
-        functorch.patch(activation_memory_budget=0.4, activation_memory_budget_solver=solver),
-        pytest.raises(Exception, match="gradients would be wrong"),
-    ):
-        torch.compile(block(0.2), dynamic=False)(X)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

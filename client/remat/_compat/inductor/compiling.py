@@ -24,7 +24,7 @@ with required("a plan under Inductor"):
     from torch._inductor import compile_fx, config
     from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
     from torch._inductor.graph import GraphLowering
@@ -33,7 +33,6 @@ with required("a plan under Inductor"):
     from torch._inductor.virtualized import V
 
 __all__ = [
-    "CustomKnapsackSolver",
     "Plain",
     "channels_last_cat",
     "compile_graph",
