@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeVar
 
 from remat_ir import (
     Graph,
@@ -20,113 +19,14 @@ from remat_ir import (
     Plan,
     Problem,
     permitted,
-    pinned_ops,
     plan_of,
     readable,
     verify,
     without_unread,
 )
 
-Key = TypeVar("Key", int, str)
-
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
 """What selective checkpoints keep, with everything that has attention in its name."""
-
-
-def per_block(graph: Graph) -> Plan:
-    """All of a block runs again when the backward pass comes to it, as with `torch.utils.checkpoint` around each.
-
-    Example:
-        >>> from remat_ir import graph_of
-        >>> from dataclasses import replace
-        >>> names = ("h.0:mm", "h.0:tanh", "h.1:mm", "turn", "h.1:mm", "h.0:mm")
-        >>> graph = graph_of([1] * 6, [8] * 6, [[], [0], [1], [2], [3, 2, 1], [4, 1, 0]])
-        >>> plan = per_block(replace(graph, backward_from=3, op_names=names))
-        >>> [step.op for step in plan.steps if hasattr(step, "op")]
-        [0, 1, 2, 3, 2, 4, 0, 1, 5]
-
-    Raises:
-        InvalidData: the graph has no names of modules, no backward pass, or no block.
-    """
-    return _checkpointed(graph, lambda _: True)
-
-
-def selective(graph: Graph) -> Plan:
-    """The same, but what products, convolutions and attention return is kept.
-
-    Raises:
-        InvalidData: as `per_block`.
-    """
-    return _checkpointed(graph, lambda operators: not any(o in SAVED or "attention" in o for o in operators))
-
-
-def by_regions(graph: Graph, regions: Sequence[int | None]) -> Plan:
-    """What checkpoints around given ops come to: all of a region runs again when the backward pass reads any of it.
-
-    Args:
-        regions: [ops] which region each op of the forward pass is in.
-
-    Raises:
-        InvalidData: the graph has no backward pass.
-    """
-    if graph.backward_from is None:
-        raise InvalidData("checkpoints need a backward pass")
-    turn, pinned = graph.backward_from, pinned_ops(graph)
-    rerun: dict[int, list[int]] = {}
-    for op, region in enumerate(regions[:turn]):
-        if region is not None and op not in pinned:
-            rerun.setdefault(region, []).append(op)
-    given = {
-        graph.value_op[value]
-        for op in range(turn)
-        for value in graph.op_inputs[op]
-        if regions[op] != regions[graph.value_op[value]]
-    }
-    again = {region: [op for op in ops if op not in given] for region, ops in rerun.items()}
-    return plan_of(graph, without_unread(graph, tuple(permitted(graph, _run_again(graph, again)))))
-
-
-def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:
-    if graph.op_names is None or graph.backward_from is None:
-        raise InvalidData("checkpoints need the names of modules and a backward pass: capture the model with its names")
-    block = [_block(name) for name in graph.op_names]
-    pinned = pinned_ops(graph)
-    turn = graph.backward_from
-    rerun: dict[str, list[int]] = {}
-    for op in range(turn):
-        if block[op] and op not in pinned and again(graph.op_names[op].rpartition(":")[2].split("+")):
-            rerun.setdefault(block[op], []).append(op)
-    if not rerun:
-        raise InvalidData("there is no block: no op's module is in a list of modules")
-    # a block's output is the next one's input, and there from the forward pass
-    sequence = _run_again(graph, rerun, lambda op, name: name == block[op])
-    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
-
-
-def _run_again(
-    graph: Graph, again: Mapping[Key, Sequence[int]], starts: Callable[[int, Key], bool] = lambda op, key: True
-) -> list[int]:
-    """All ops, and the forward ops of each key once more before the first op of the backward pass that reads of them.
-
-    Args:
-        starts: whether an op of the backward pass that reads of a key's ops has them run.
-    """
-    turn = graph.backward_from or 0
-    key_of, left = {op: key for key, ops in again.items() for op in ops}, dict(again)
-    sequence = list(range(turn))
-    for op in range(turn, graph.ops):
-        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
-            if maker in key_of and starts(op, key_of[maker]):
-                sequence += left.pop(key_of[maker], ())
-        sequence.append(op)
-    return sequence
-
-
-def _block(name: str) -> str:
-    found = re.match(r"(.*?\.\d+|\d+)[.:]", name)
-    return found[1] if found else ""
-
-
 Chunks = Sequence[Sequence[int]]
 """Forward ops that are checkpointed together, each chunk ascending."""
 Way = tuple[str, Chunks] | tuple[str, Chunks, frozenset[int]]
@@ -138,6 +38,59 @@ _PARTS = {"core_attn": r"attn|attention", "mlp": r"mlp|feed_forward|ffn|fc\d?", 
 _COSTLY = re.compile(r"(mm|addmm|bmm|baddbmm|convolution|linear|max|topk|_scaled_dot_product\w*|_scaled_mm)$")
 """What torchtitan's selective checkpoints save, but for every second product `mm`."""
 _ANY = 2**52
+
+
+def per_block(graph: Graph) -> Plan:
+    """All of a block runs again when the backward pass comes to it, as with `torch.utils.checkpoint` around each.
+
+    What must not run again is left out.
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> from dataclasses import replace
+        >>> names = ("h.0:mm", "h.0:tanh", "h.1:mm", "h.1:tanh", "loss", "loss", "h.1:mm", "h.0:mm")
+        >>> graph = graph_of([1] * 8, [8] * 8, [[], [0], [1], [2], [3], [4], [5, 3, 2], [6, 1, 0]], backward_from=5)
+        >>> per_block(replace(graph, op_names=names)).computes
+        (0, 1, 2, 3, 4, 5, 2, 6, 0, 7)
+
+    Raises:
+        InvalidData: as `numbered_blocks`.
+    """
+    return _permitted(graph, _every_block(graph))
+
+
+def selective(graph: Graph) -> Plan:
+    """The same, but what products, convolutions and attention return is kept.
+
+    Raises:
+        InvalidData: as `numbered_blocks`.
+    """
+    blocks = _every_block(graph)
+    saved = {op for ops in blocks for op in ops if any(o in SAVED or "attention" in o for o in _operators(graph, op))}
+    return _permitted(graph, blocks, frozenset(saved))
+
+
+def by_regions(graph: Graph, regions: Sequence[int | None]) -> Plan:
+    """What checkpoints around given ops come to: all of a region runs again when the backward pass reads any of it.
+
+    Args:
+        regions: [ops] which region each op of the forward pass is in.
+    """
+    chunks: dict[int, list[int]] = defaultdict(list)
+    for op, region in enumerate(regions[: graph.backward_from]):
+        if region is not None:
+            chunks[region].append(op)
+    return _permitted(graph, list(chunks.values()))
+
+
+def _permitted(graph: Graph, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Plan:
+    order = permitted(graph, _checkpointed(graph, chunks, saved))
+    return plan_of(graph, without_unread(graph, tuple(order)))
+
+
+def _operators(graph: Graph, op: int) -> list[str]:
+    assert graph.op_names is not None
+    return graph.op_names[op].rpartition(":")[2].split("+")
 
 
 @dataclass(frozen=True)
@@ -209,8 +162,24 @@ def numbered_blocks(graph: Graph) -> dict[str, list[int]]:
     Raises:
         InvalidData: the graph has no names, or no module path with a number.
     """
+    series = _series(graph)
+
+    def time(prefix: str) -> int:
+        return sum(graph.op_cost_ns[op] for ops in series[prefix].values() for op in ops)
+
+    most = max(sorted(series), key=time)
+    dot = "." if most else ""
+    return {f"{most}{dot}{number}": series[most][number] for number in sorted(series[most])}
+
+
+def _every_block(graph: Graph) -> Chunks:
+    return [ops for numbered in _series(graph).values() for ops in numbered.values()]
+
+
+def _series(graph: Graph) -> dict[str, dict[int, list[int]]]:
+    """By the path of a list of modules, and the number of each in it, its forward ops."""
     if graph.op_names is None:
-        raise InvalidData("flags name modules, and the graph has no names: capture the model with remat capture")
+        raise InvalidData("the graph has no names of modules, for flags and checkpoints: capture it by remat capture")
     series: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for op in range(graph.backward_from or 0):
         place = _BLOCK.match(graph.op_names[op])
@@ -218,21 +187,20 @@ def numbered_blocks(graph: Graph) -> dict[str, list[int]]:
             series[place[1]][int(place[2])].append(op)
     if not series:
         raise InvalidData("the model has no numbered blocks, such as layers.0 and layers.1, for flags to name")
-
-    def time(numbered: dict[int, list[int]]) -> int:
-        return sum(graph.op_cost_ns[op] for ops in numbered.values() for op in ops)
-
-    most = max(sorted(series), key=lambda prefix: time(series[prefix]))
-    dot = "." if most else ""
-    return {f"{most}{dot}{number}": series[most][number] for number in sorted(series[most])}
+    return series
 
 
 def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Plan:
     """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, and some of its ops."""
+    return plan_of(graph, _checkpointed(graph, chunks, saved))
+
+
+def _checkpointed(graph: Graph, chunks: Chunks, saved: frozenset[int]) -> list[int]:
+    """The ops as they run: of a chunk, all that is not saved once more when the backward pass first needs any of it."""
     boundary = graph.backward_from or 0
     keep = frozenset(graph.keep)
-    again: dict[int, list[int]] = {}
-    for number, chunk in enumerate(chunks):
+    again: dict[int, list[int]] = {}  # op → what runs again with it
+    for chunk in chunks:
         inside = frozenset(chunk)
 
         def given(value: int, inside: frozenset[int] = inside) -> bool:
@@ -241,8 +209,17 @@ def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = froz
         own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
         own = [op for op in own if op not in saved]
         needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
-        again[number] = [op for op in own if op <= max(needed, default=-1)]
-    return plan_of(graph, _run_again(graph, again))
+        runs = [op for op in own if op <= max(needed, default=-1)]
+        again |= dict.fromkeys(runs, runs)
+    sequence = list(range(boundary))
+    for op in range(boundary, graph.ops):
+        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
+            runs = again.get(maker, [])
+            sequence += runs
+            for done in runs:
+                again.pop(done, None)
+        sequence.append(op)
+    return sequence
 
 
 def _switch(off: str, on: str) -> Callable[[Graph, Chunks], Iterator[Way]]:
@@ -253,12 +230,11 @@ def _switch(off: str, on: str) -> Callable[[Graph, Chunks], Iterator[Way]]:
 def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[Way]:
     yield "activation-checkpoint:none", ()
     yield "activation-checkpoint:full", blocks
-    assert graph.op_names is not None
     saved = set()
     for block in blocks:
         products = 0
         for op in block:
-            operators = graph.op_names[op].partition(":")[2].split("+")
+            operators = _operators(graph, op)
             products += "mm" in operators
             if any(_COSTLY.match(name) for name in operators) and not ("mm" in operators and products % 2 == 0):
                 saved.add(op)
