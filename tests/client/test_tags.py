@@ -22,6 +22,7 @@ from client.small_models import mean_square, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
+from remat.tags.host import stays
 from remat.tags.passes import GraphTrainerPass, TagPartitioner, TagPass
 from remat.tags.tag import replayed
 from remat_ir import graph_of
@@ -286,8 +287,9 @@ class Headed(nn.Module):
         self.norm, self.lm_head = nn.LayerNorm(32), nn.Linear(32, 48)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
+        for number, layer in enumerate(self.layers):
+            with fx.traceback.annotate({"module_fqn": f"layers.{number}"}):
+                x = layer(x)
             if self.noise:
                 x = x * (1 + self.noise * torch.rand_like(x))
         x = self.norm(x)
@@ -376,11 +378,37 @@ def test_a_replay_holds_values_until_they_are_used_or_made_again() -> None:
     graph = graph_of([10] * 4, [8] * 4, [[], [0], [1], [0]], fixed_bytes=1)
     assert replayed(graph, range(4)) == 25
     assert replayed(graph, (0, 1, 2, 0, 3)) == 17
+    assert replayed(graph, range(4), {0: (1, 3)}) == 17  # on the host while op 2 runs
 
 
 def test_a_graph_that_is_no_whole_step_is_refused() -> None:
     with pytest.raises(remat.CaptureError, match="no results that are gradients"):
         GraphTrainerPass("50%", planner="greedy")(fx.symbolic_trace(nn.Linear(4, 4)))
+
+
+@pytest.mark.thorough
+def test_what_a_plan_has_on_the_host_is_tagged_for_torchtitans_pass() -> None:
+    """With a link less fits than by tags alone; what is tagged can be followed by the pass, and leaves in time."""
+    gm = _traced(Headed(), numbers(512, 32))
+    tags = GraphTrainerPass("45%", planner="local", link="400GB", time_limit_s=6)
+    tags(gm)
+    (found,) = tags.tagged
+    moved = [n for n in gm.graph.nodes if n.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD]
+    assert {n.name for n in moved} == found.host
+    assert found.host
+    assert not found.host & found.again
+    order, known = list(gm.graph.nodes), stays(found.joint.fine)
+    for stay in known.values():
+        node = next(n for n in order if n.name == stay.node.name)
+        assert not torch_tags.is_known_view(node)
+        layer, nodes = torch_tags.layer_of(node), [n for n in order if n.op == "call_function"]
+        if layer not in (torch_tags.NO_LAYER, 5):
+            assert torch_tags.layer_of(nodes[stay.leaves]) == layer + 1
+            assert torch_tags.layer_of(nodes[stay.leaves + 1]) != layer + 1
+    with pytest.raises(remat.RematError, match="name the link"):
+        GraphTrainerPass("45%", planner="greedy", link="measured")(_traced(Headed(), numbers(128, 32)))
+    with pytest.raises(remat.RematError, match="no option link"):
+        TagPass("45%", planner="greedy", link="pcie5")
 
 
 def test_random_operators_are_saved_for_torchtitan() -> None:

@@ -52,9 +52,9 @@ class Partitioner(CustomPartitionerFn):
         return (str, (self.key,))  # all that a cache's key may know of it
 
 
-def write_tag(node: fx.Node, save: bool) -> None:
-    """Say that a node is saved where it is needed, or computed again."""
-    node.meta[_TAG] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.MUST_RECOMPUTE
+def write_tag(node: fx.Node, policy: CheckpointPolicy) -> None:
+    """Say that a node is saved where it is needed, computed again, or moved to the host."""
+    node.meta[_TAG] = policy
     for key in _CHECKPOINTS:
         node.meta.pop(key, None)
 
@@ -140,6 +140,27 @@ def as_joint(module: fx.GraphModule) -> tuple[int, frozenset[str]]:
 
 def _module(node: fx.Node) -> str:
     return str(node.meta.get("custom", {}).get("module_fqn", ""))
+
+
+NO_LAYER = -1
+_VIEWS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "t", "transpose", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "select", "expand",
+        "permute", "as_strided", "alias", "detach",
+    )
+)  # fmt: skip
+
+
+def layer_of(node: fx.Node) -> int:
+    """The number in the path of a node's module where that is one of `layers`, as torchtitan's passes read it."""
+    parts = _module(node).split(".")
+    return int(parts[1]) if parts[0] == "layers" and len(parts) > 1 and parts[1].isdecimal() else NO_LAYER
+
+
+def is_known_view(node: fx.Node) -> bool:
+    """Whether torchtitan's pass for the host takes a node for a view, whose readers it leads to what comes back."""
+    return getattr(node.target, "overloadpacket", None) in _VIEWS
 
 
 def _reached(roots: Iterable[Any], through: Callable[[fx.Node], bool] = lambda node: True) -> set[fx.Node]:

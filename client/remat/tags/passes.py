@@ -10,6 +10,8 @@ from typing import Any, Unpack
 
 from torch import fx
 
+from remat_ir import Link
+
 from .. import _compat
 from .._compat import tags as torch_tags
 from ..capture.refused import refuse_split_by_ddp
@@ -24,18 +26,27 @@ MOST_KNOWN = 64
 """Graphs that are remembered."""
 
 
+class HostFields(TagFields, total=False):
+    """The fields of `SolveOptions` that concern a traced step whose trainer moves values to the host."""
+
+    link: str | Link | None
+    host_bytes: int | str | None
+
+
 class _Tags:
     """A budget for one graph of Dynamo's, who plans it, and what was tagged."""
+
+    _takes: type[TagFields] = TagFields
 
     def __init__(
         self,
         budget: Budget,
         planner: Planner | str | None = None,
         options: SolveOptions | None = None,
-        **fields: Unpack[TagFields],
+        **fields: Unpack[HostFields],
     ) -> None:
         self._budget = read_budget(budget)
-        self._asking = solve_options(type(self), TagFields, options, fields)
+        self._asking = solve_options(type(self), self._takes, options, fields)
         self._planner = planner_of(planner, self._asking)
         # an object's address would be another one in each process; any planner keeps to the budget
         named = planner if planner is None or isinstance(planner, str) else type(planner).__qualname__
@@ -157,8 +168,13 @@ class GraphTrainerPass(_Tags):
     pass cannot run random operators again, and runs nothing again for the head and the loss: all these are saved.
     Enter it by `register_memory_policy("remat")(tags)` and `--compile.memory_policy remat`.
 
+    With `link=`, what a plan has on the host between the passes is tagged for `apply_cpu_offload_pass` of the trainer,
+    by its defaults (`cpu_offload_prefetch_n_layers` and `cpu_offload_defer_n_layers` of 1). The promised peak is that
+    of its copies; how long they take is for the link and the trainer to say.
+
     Args:
-        budget, planner, options, fields: as for `TagPass`.
+        budget, planner, options, fields: as for `TagPass`; `link` by its name, and `host_bytes`, as for
+            `remat.optimize`.
 
     Attributes:
         tagged: the one step that was tagged, in a list.
@@ -172,6 +188,8 @@ class GraphTrainerPass(_Tags):
             loss and gradients, or its backward pass is in parts, as with a loss by chunks.
         BudgetTooSmall, NothingFound: in a call, no plan that the trainer can carry out fits.
     """
+
+    _takes = HostFields
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any] | None = None, **unused: Any

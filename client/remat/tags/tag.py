@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Unpack
+from types import MappingProxyType
+from typing import Any, Unpack
 
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from remat_ir import (
     Answer,
     Graph,
+    InvalidData,
     InvalidPlan,
     Plan,
     Problem,
     greedy_plans,
-    peak_of,
     readable,
     tagged_plan,
     tags_of,
@@ -28,22 +29,40 @@ from remat_ir import (
 
 from .. import _compat
 from .._compat import tags as torch_tags
-from ..capture.dataflow import Dataflow, dataflow, drop_unread_statistics, is_random, stateless, updates_as_results
+from ..capture.dataflow import (
+    Dataflow,
+    dataflow,
+    drop_unread_statistics,
+    is_random,
+    maker,
+    resident_bytes,
+    stateless,
+    updates_as_results,
+)
 from ..capture.group import groups
 from ..capture.operations import Kind, Operations, notes, operations, to_graph
 from ..capture.refused import refuse
 from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
-from ..planning.budget import Budget, UnitBytes, bounded, budget_bytes
+from ..planning.budget import Budget, bounded, budget_bytes
+from ..planning.links import read_link
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from ..planning.profiles import ProfileTable
 from ..profiling.profile import profile_kernels
+from .host import Stay, away_between, away_in, stays
 
 log = logging.getLogger("remat")
 
+METHOD = "tags"
 SMALL_BYTES = 4096
 """Random results up to this size are saved: keeping a generator's state for them would take more."""
+NOTHING: Mapping[int, Any] = MappingProxyType({})
+_TRIES = 4
+"""How often a plan is asked for where torch's order of kernels needs more than the order of groups."""
+_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""Budgets, as shares of the one asked for, whose greedy plans may fit as torch runs them."""
+_ANY = 2**52
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +72,13 @@ class Joint:
     Attributes:
         step: its ops, kernels in groups; what torch cannot run again runs once.
         graph: the same as a problem's graph, without a budget.
-        fine, fine_graph: the same with each kernel an op of its own.
-        fine_values: [values of fine_graph] the storage that each stands for.
+        values: [values of graph] the storage that each stands for.
+        fine, fine_graph, fine_values: the same with each kernel an op of its own.
     """
 
     step: Operations
     graph: Graph
+    values: tuple[int, ...]
     fine: Operations
     fine_graph: Graph
     fine_values: tuple[int, ...]
@@ -69,14 +89,18 @@ class Joint:
             n.name for op in ops if self.step.ops[op].kind is Kind.KERNELS for n in self.step.ops[op].nodes
         )
 
-    def peak_of(self, again: Collection[str]) -> int:
+    def peak_of(self, again: Collection[str], away: Mapping[int, Stay] = NOTHING) -> int:
         """The peak in bytes where these kernels are computed again, kernel by kernel.
 
         Groups run where their first kernel is planned, and torch runs the kernels of the backward pass as they were
         traced, so that it may differ from the plan's.
+
+        Args:
+            away: the storages that go to the host between the passes.
         """
         ops = [i for i, op in enumerate(self.fine.ops) if op.kind is Kind.KERNELS and op.nodes[0].name in again]
-        return peak_of(self.fine_graph, tagged_plan(self.fine_graph, ops))
+        order = tagged_plan(self.fine_graph, ops).computes
+        return replayed(self.fine_graph, order, away_in(away, self.fine, self.fine_graph, self.fine_values, order))
 
 
 def joint_of(
@@ -124,10 +148,8 @@ def joint_of(
         measured = profile_kernels(flow.kernels, table, functional=functional).kernels
         step = planned(operations(flow, groups(flow), functional=functional))
         fine = planned(operations(flow, functional=functional))
-        fixed = sum(flow.sizes[s] for s in {s for p in flow.primals for s in flow.storages_of.get(p, ())})
-        graph, _ = to_graph(step, measured, fixed)
-        fine_graph, values = to_graph(fine, measured, fixed)
-    return Joint(step, graph, fine, fine_graph, values)
+        fixed = resident_bytes(flow)
+        return Joint(step, *to_graph(step, measured, fixed), fine, *to_graph(fine, measured, fixed))
 
 
 def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
@@ -176,8 +198,7 @@ def peak_of_partition(joint: Joint, backward: fx.GraphModule) -> tuple[int, froz
 def _saved_for_nothing(joint: Joint, backward: fx.GraphModule, order: Sequence[int]) -> int:
     """Bytes that a partition saves although no kernel of the backward pass is known to read them."""
     flow, graph = joint.fine.flow, joint.fine_graph
-    late = order[joint.fine.turn + 1 :]
-    read = {joint.fine_values[v] for op in late for v in graph.op_inputs[op]}
+    read = {joint.fine_values[v] for op in order[joint.fine.turn + 1 :] for v in graph.op_inputs[op]}
     names = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
     saved = {s for n, storages in flow.storages_of.items() if n.name in names for s in storages}
     makes = {s for op in joint.fine.ops[: joint.fine.turn] for s in op.makes}
@@ -188,16 +209,25 @@ def _call(target: object, args: tuple[object, ...]) -> str:
     return f"{target}{args}"
 
 
-def replayed(graph: Graph, order: Sequence[int]) -> int:
-    """The peak in bytes, fixed bytes included, of ops in any order, each value held from its making to its last use."""
+def replayed(graph: Graph, order: Sequence[int], away: Mapping[int, tuple[int, int]] = NOTHING) -> int:
+    """The peak in bytes, fixed bytes included, of ops in any order, each value held from its making to its last use.
+
+    Args:
+        away: value → the last place in the order at which its first instance is there before it goes to the host, and
+            the first at which it is back.
+    """
     held: dict[int, list[int]] = {}  # value -> the first and the last place in the order at which it is there
     need, change = [0] * (len(order) + 2), [0] * (len(order) + 2)
 
     def left(value: int) -> None:
         first, last = held.pop(value)
-        if first < last or value not in graph.optional:
-            change[first] += graph.value_bytes[value]
-            change[last + 1] -= graph.value_bytes[value]
+        if first == last and value in graph.optional:
+            return
+        gone, back = away.get(value, (last, last + 1))
+        for begin, end in ((first, min(last, gone)), (back, last)):
+            if begin <= end:
+                change[begin] += graph.value_bytes[value]
+                change[end + 1] -= graph.value_bytes[value]
 
     for at, op in enumerate(order):
         need[at] = graph.op_workspace_bytes[op]
@@ -213,16 +243,8 @@ def replayed(graph: Graph, order: Sequence[int]) -> int:
     return graph.fixed_bytes + max(a + b for a, b in zip(accumulate(change), need, strict=True))
 
 
-METHOD = "tags"
-_TRIES = 4
-"""How often a plan is asked for where torch's order of kernels needs more than the order of groups."""
-_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Budgets, as shares of the one asked for, whose greedy plans may fit as torch runs them."""
-_ANY = 2**52
-
-
 class TagFields(PlanFields, total=False):
-    """The fields of `SolveOptions` that concern a tagged graph or a checkpoint: nothing moves to the host."""
+    """The fields of `SolveOptions` that concern a tagged graph or a checkpoint, where nothing moves to the host."""
 
     functional_ops: tuple[str, ...]
 
@@ -237,6 +259,7 @@ class Tagged:
         peak_bytes: of the step as torch runs it, kernel by kernel, fixed bytes included.
         again: the names of the nodes that are computed again.
         joint: what was planned.
+        host: the names of the nodes that go to the host between the passes, for a pass that moves them.
 
     Example:
         >>> import torch, torch._functorch.config as functorch
@@ -252,6 +275,7 @@ class Tagged:
     peak_bytes: int
     again: frozenset[str]
     joint: Joint
+    host: frozenset[str] = frozenset()
 
     def checked(self, backward: fx.GraphModule) -> int:
         """The peak in bytes of torch's partition of the tagged graph, kernel by kernel; where it is more than promised,
@@ -335,97 +359,95 @@ def tagged(
         torch_tags.prepare(module)
     joint = joint_of(module, forward_outputs, planner.profiles, asking.functional_ops, whole_step=whole_step)
     size = budget_bytes(budget, joint.graph, asking.slack)
-    answer, again, peak = _by_kernels(joint, budget, size, planner, asking)
-    _write(module, joint, again, whole_step)
+    link = read_link(asking.link, asking.host_bytes)
+    if link is None and asking.link is not None:
+        raise InvalidData(
+            "a traced step runs on no device yet: name the link, such as 'pcie5', or give a Link", "/link"
+        )
+    joint = replace(
+        joint, graph=bounded(joint.graph, budget).with_link(link), fine_graph=bounded(joint.fine_graph, budget)
+    )
+    if asking.method == "auto" and link is None:
+        asking = replace(asking, method=METHOD)
+    found = _planned(joint, budget, size, planner, asking)
+    _write(module, found, whole_step)
     for note in notes(joint.step):
         log.info("%s", note)
-    log.info("tags: %d kernels are computed again; %s", len(again), answer.message)
-    return Tagged(answer, peak, again, joint)
+    log.info(
+        "tags: %d kernels are computed again, %d go to the host; %s",
+        len(found.again), len(found.host), found.answer.message,
+    )  # fmt: skip
+    return found
 
 
-def _by_kernels(
-    joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanner, asking: SolveOptions
-) -> tuple[Answer, frozenset[str], int]:
-    """A plan whose peak is within a size kernel by kernel, too: the answer, what it computes again, and that peak.
+def _planned(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanner, asking: SolveOptions) -> Tagged:
+    """The cheapest plan found that torch carries out within a size, kernel by kernel: the answer's, or a greedy one.
 
     Raises:
         BudgetTooSmall, NothingFound: there is none.
     """
-    less = 0
+    answer = plan_or_raise(planner.plan(Problem(joint.graph, size), asking), joint.graph, budget)
+    less, least = 0, _ANY
+    fitting: list[Tagged] = []
     for _ in range(_TRIES):
-        answer = tagged_answer(joint, budget, size - less, planner, asking)
-        assert isinstance(answer.plan, Plan)
-        again = joint.kernels_of(tags_of(joint.graph, answer.plan))
-        peak = joint.peak_of(again)
-        if peak <= size:
-            return answer, again, peak
-        less += peak - size
+        if not isinstance(answer.plan, Plan):
+            break
+        first = _as_torch_runs_it(joint, answer, answer.plan)
+        if first is not None and first.peak_bytes <= size:
+            return first
+        others = (plan for share in _SHARES for plan in greedy_plans(joint.graph, int(share * (size - less))))
+        found = [each for plan in others if (each := _as_torch_runs_it(joint, answer, plan)) is not None]
+        fitting += [each for each in found if each.peak_bytes <= size]
+        peaks = [each.peak_bytes for each in ([first] if first is not None else found)]
+        if not peaks or min(peaks) <= size:
+            break
+        least = min(least, *peaks)
+        less += min(peaks) - size
+        answer = planner.plan(Problem(joint.graph, size - less), asking)
+    if fitting:
+        return min(fitting, key=lambda each: each.answer.cost_ns or 0)
+    enough = "" if least == _ANY else f"; {readable(least, up=True)} is enough"
     raise NothingFound(
-        f"no plan was found whose kernels torch runs within {readable(size)}; the best needs {readable(peak)}",
+        f"no plan was found that torch carries out within {readable(size)}{enough}; a plan of "
+        "remat.backend(budget=…) may fit",
         replace(answer, plan=None),
     )
 
 
-def tagged_answer(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanner, asking: SolveOptions) -> Answer:
-    """The planner's answer within so many bytes, as a plan that torch carries out.
-
-    Raises:
-        BudgetTooSmall, NothingFound: no such plan fits.
+def _as_torch_runs_it(joint: Joint, answer: Answer, plan: Plan) -> Tagged | None:
+    """What a plan saves, computes again and moves, as torch carries it out; None where that runs an op again that must
+    not run there.
     """
-    graph = bounded(joint.graph, budget) if isinstance(budget, UnitBytes) else joint.graph
-    problem = Problem(graph, size)
-    asking = replace(asking, method=METHOD) if asking.method == "auto" else asking
-    answer = planner.plan(problem, asking)
-    if answer.plan is None:
-        plan_or_raise(answer, graph, budget)
-    best: tuple[int, Plan] | None = None
-    peaks: list[int] = []
-    for plan in _plans(problem, answer):
-        ours = tagged_plan(graph, tags_of(graph, plan))
-        try:
-            cost, peak = verify(Problem(graph, _ANY), ours)
-        except InvalidPlan:  # something must not run again where torch would put it
-            continue
-        peaks.append(peak)
-        if peak <= size and (best is None or cost < best[0]):
-            best = cost, ours
-        if best is not None and plan is answer.plan:
-            break
-    if best is None:
-        enough = f"; {readable(min(peaks), up=True)} is enough" if peaks else ""
-        raise NothingFound(
-            f"no plan was found that torch carries out within {readable(size)}{enough}; a plan of "
-            "remat.backend(budget=…) fits",
-            replace(answer, plan=None),
-        )
-    if best[1] == answer.plan:
-        return answer
-    bound = answer.bound_ns if not answer.restricted_to else None
-    found = Answer.of_plan(problem, best[1], method=METHOD, bound_ns=bound, seconds=answer.seconds)
-    more = f"{100 * (best[0] / answer.cost_ns - 1):+.3g} % against that plan itself" if answer.cost_ns else "no cost"
-    return replace(found, message=f"{answer.method}'s choice of what is saved, as torch runs it: {more}.")
+    graph = joint.graph
+    ops = tags_of(graph, plan)
+    ours = tagged_plan(graph, ops)
+    try:
+        cost, peak = verify(Problem(graph, _ANY), ours)
+    except InvalidPlan:
+        return None
+    moved = [joint.values[value] for value in away_between(graph, plan) if graph.value_op[value] not in ops]
+    can = stays(joint.fine) if moved else {}
+    away = {storage: can[storage] for storage in sorted(moved) if storage in can}
+    again = joint.kernels_of(ops)
+    if plan is not answer.plan or (ours != plan and not away):
+        within = Problem(graph, max(answer.budget_bytes, peak))
+        bound = None if answer.restricted_to or peak > answer.budget_bytes else answer.bound_ns
+        found = Answer.of_plan(within, ours, method=METHOD, bound_ns=bound, seconds=answer.seconds)
+        more = f"{100 * (cost / answer.cost_ns - 1):+.3g} % against that plan itself" if answer.cost_ns else "no cost"
+        answer = replace(found, message=f"{answer.method}'s choice of what is saved, as torch runs it: {more}.")
+    names = frozenset(stay.node.name for stay in away.values())
+    return Tagged(answer, joint.peak_of(again, away), again, joint, names)
 
 
-def _plans(problem: Problem, answer: Answer) -> Iterator[Plan]:
-    """Plans whose tags may fit: the answer's, and greedy ones."""
-    if isinstance(answer.plan, Plan):
-        yield answer.plan
-    for share in _SHARES:
-        yield from greedy_plans(problem.graph, int(share * problem.budget_bytes))
-
-
-def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str], whole_step: bool) -> None:
+def _write(module: fx.GraphModule, found: Tagged, whole_step: bool) -> None:
     """Tag every node that calls a function; of a whole step those of its forward pass, which its trainer wants.
 
     Views are computed again, at no cost. What the backward pass makes without tangents is computed there, as the plan
     has it, and not moved to the forward pass.
     """
-    flow = joint.step.flow
-    forward = {n.name for n in flow.kernels[: flow.forward_kernels]}
+    flow = found.joint.step.flow
+    saved = {n.name for n in flow.kernels[: flow.forward_kernels]} - found.again
     for node in module.graph.nodes:
-        if node.op != "call_function" or (whole_step and torch_tags.is_backward(node)):
-            continue
-        maker = node
-        while maker.target is operator.getitem:
-            maker = maker.all_input_nodes[0]
-        torch_tags.write_tag(node, maker.name in forward and maker.name not in again)
+        if node.op == "call_function" and not (whole_step and torch_tags.is_backward(node)):
+            policy = CheckpointPolicy.MUST_SAVE if maker(node).name in saved else CheckpointPolicy.MUST_RECOMPUTE
+            torch_tags.write_tag(node, CheckpointPolicy.MUST_CPU_OFFLOAD if node.name in found.host else policy)
