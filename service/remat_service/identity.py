@@ -80,6 +80,11 @@ class Keys:
         return self.method.partition(":")[0]
 
     @property
+    def restriction(self) -> tuple[str, ...]:
+        """The space to which the method is confined."""
+        return METHODS[self.method_name].restriction
+
+    @property
     def any_method(self) -> bool:
         """Whether a plan of any method will do: `auto` combines them."""
         return self.method in (_AUTO, _AUTO + _CLAIMS)

@@ -44,7 +44,15 @@ from .replay import Moment, replay
 from .restrictions import best_of, gap_sentence, optimal_sentence, outgrown
 from .tags import is_tagged, tagged_plan, tags_of
 from .verify import Verdict, host_peak, verify
-from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer
+from .verify_answer import (
+    AnswerVerdict,
+    Certificate,
+    certificate_for,
+    certified,
+    certified_need,
+    verify_answer,
+    within_space,
+)
 from .words import duration, readable
 from .working_set import pinned_ops, working_set
 
@@ -139,6 +147,7 @@ __all__ = [
     "to_node_link",
     "verify",
     "verify_answer",
+    "within_space",
     "without_unread",
     "working_set",
     "worth_more_time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +27,7 @@ class AnswerVerdict(NamedTuple):
         infeasible: whether it is certified that no plan fits.
         least_budget_bytes: certified to be necessary: what a single op needs, or more by a certificate.
         restricted_ns: certified for every plan of the space that the answer names, by a certificate of that space.
+        none_within: whether it is certified that no plan of that space fits.
     """
 
     cost_ns: int | None
@@ -34,6 +36,7 @@ class AnswerVerdict(NamedTuple):
     infeasible: bool
     least_budget_bytes: int
     restricted_ns: int | None = None
+    none_within: bool = False
 
     @property
     def proved_ns(self) -> int:
@@ -48,8 +51,25 @@ class Certificate(NamedTuple):
     bound_ns: int | None
 
 
-def certificate_for(problem: Problem, proof: Proof) -> Certificate:
+def within_space(problem: Problem, within: Sequence[str]) -> Problem:
+    """The problem that certificates of a space are about: the graph to which `tags` confine a plan; else the problem.
+
+    Raises:
+        InvalidProof: it is a space without certificates.
+    """
+    if not within:
+        return problem
+    subject = problem.subject
+    if tuple(within) != (TAGS,) or not isinstance(subject, Graph) or subject.backward_from is None:
+        raise InvalidProof(f"there are no certificates of the space {', '.join(within)} here")
+    return replace(problem, subject=confined(subject))
+
+
+def certificate_for(problem: Problem, proof: Proof, within: Sequence[str] = ()) -> Certificate:
     """A certificate of a problem, or of another one with the same structure carried over to it, and what it proves.
+
+    Args:
+        within: the space that it is of.
 
     Raises:
         InvalidProof: it proves nothing here.
@@ -61,6 +81,7 @@ def certificate_for(problem: Problem, proof: Proof) -> Certificate:
     >>> certificate_for(Problem(graph, 9), proof).bound_ns is None
     True
     """
+    problem = within_space(problem, within)
     if proof.digest != problem_digest(problem):
         proof = carried(proof, problem)
     return Certificate(proof, prove(problem, proof).bound_ns)
@@ -80,7 +101,8 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
     >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
     >>> problem = Problem(graph, 15)
     >>> verify_answer(problem, Answer.of_plan(problem, plain_plan(graph), method="greedy"))
-    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False, least_budget_bytes=15, restricted_ns=None)
+    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False, least_budget_bytes=15, restricted_ns=None, \
+none_within=False)
     """
     cost = peak = None
     if answer.plan is not None:
@@ -89,31 +111,31 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
             if bound is not None and bound > cost:
                 raise InvalidPlan(f"the {name} of {bound} ns is above the cost of the plan, {cost} ns")
     bound, least = problem.subject.total_cost_ns, certain_need(problem.subject)
-    inside, restricted = _by_tags(problem, answer), None
+    inside, restricted, none_within = _by_tags(problem, answer), None, False
     if answer.proof is not None and inside is not None:
         restricted = prove(inside, answer.proof).bound_ns
+        none_within = restricted is None
     elif answer.proof is not None:
         budget, proved = _proved(problem, answer, answer.proof)
         if proved is None:
             least = max(least, budget + 1)
         else:
             bound = proved
-    by_tags = restricted is not None and answer.plan is not None and contains(problem.subject, answer.plan, (TAGS,))
+    by_tags = inside is not None and answer.plan is not None and contains(problem.subject, answer.plan, (TAGS,))
     greatest = max(bound, restricted or 0) if by_tags else bound
-    if cost is not None and peak is not None and (least > peak or greatest > cost):
+    if cost is not None and peak is not None and (least > peak or greatest > cost or (by_tags and none_within)):
         raise InvalidProof("the certificate contradicts the plan: one of the two checks is wrong")
-    return AnswerVerdict(cost, peak, bound, least > problem.budget_bytes, least, restricted)
+    return AnswerVerdict(cost, peak, bound, least > problem.budget_bytes, least, restricted, none_within)
 
 
 def _by_tags(problem: Problem, answer: Answer) -> Problem | None:
     """The problem that an answer's certificate is about where that is of the space `tags`; else None."""
-    subject = problem.subject
-    if answer.proof is None or answer.restricted_to != (TAGS,) or not isinstance(subject, Graph):
+    if answer.proof is None or answer.proof.digest == problem_digest(problem):
         return None
-    if subject.backward_from is None or answer.proof.digest == problem_digest(problem):
-        return None
-    inside = replace(problem, subject=confined(subject))
-    return inside if answer.proof.digest == problem_digest(inside) else None
+    with suppress(InvalidProof):
+        inside = within_space(problem, answer.restricted_to)
+        return inside if answer.proof.digest == problem_digest(inside) else None
+    return None
 
 
 def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answer:

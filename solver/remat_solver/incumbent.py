@@ -279,14 +279,16 @@ class Incumbent:
             self.known, self.reason = replace(self.known, infeasible=True, proof=proof), reason
             self.needs_at_least(least_budget_bound_bytes)
 
-    def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
-        """Record a proof that a restricted space holds no plan; the whole space may."""
+    def nothing_within(self, restriction: tuple[str, ...], reason: str, proof: Proof | None = None) -> None:
+        """Record that a restricted space holds no plan, and its certificate if it has one; the whole space may."""
         with self._lock:
             if refuted(self.problem, self.plan, self.cost_ns, NO_PLAN_NS, restriction):
                 assert self.plan is not None
                 report_bound(self.problem, self.plan, NO_PLAN_NS, restriction, reason)
                 return
             self._exhausted = True
+            if proof is not None:
+                self.known = replace(self.known, inside=(Bound(NO_PLAN_NS, restriction), proof))
             self.ends_without_plan(reason, restriction)
 
     def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:

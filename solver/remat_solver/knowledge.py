@@ -110,7 +110,8 @@ class Known:
         infeasible: whether it is proved that no plan of the whole space fits.
         proof: the certificate of the whole space's bound, or that no plan fits; None where there is none.
         least_proof: the certificate that no plan fits one byte less than `least_bytes`, where there is one.
-        inside: a bound of a restricted space that has a certificate, and that; it may be below the space's in `bounds`.
+        inside: a bound of a restricted space that has a certificate, and that; it may be below the space's in `bounds`,
+            or of a certificate that the space is empty.
     """
 
     problem: Problem

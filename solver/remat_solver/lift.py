@@ -130,9 +130,9 @@ class LiftedIncumbent(Incumbent):
                 return replace(proof, digest=problem_digest(Problem(self.lift.subject, problem.budget_bytes)))
         return None
 
-    def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
-        """Record that a restricted space holds no plan."""
-        super().nothing_within(restriction, reason)
+    def nothing_within(self, restriction: tuple[str, ...], reason: str, proof: Proof | None = None) -> None:
+        """Record that a restricted space holds no plan; its certificate is of the lift alone."""
+        super().nothing_within(restriction, reason, proof)
         if self._plans_only:
             return
         self.outer.nothing_within((*restriction, *self.within), reason)

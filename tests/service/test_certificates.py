@@ -74,9 +74,35 @@ def _certified_or_claimed(problem: Problem, data: dict[str, Any]) -> Answer:
     answer = Answer.from_json(data)
     if answer.status is Status.INFEASIBLE:
         return _certified(problem, data)
+    verdict = verify_answer(problem, answer)
     if not answer.restricted_to:
-        assert answer.bound_ns == verify_answer(problem, answer).bound_ns
+        assert answer.bound_ns == verdict.bound_ns
+    else:
+        assert answer.claimed_bound_ns is not None or answer.bound_ns == verdict.proved_ns
     return answer
+
+
+def test_a_certificate_of_the_space_of_tags_is_stored_and_given(own: Service) -> None:
+    """With the answer, from the store and from memory, and by its id; of all plans it proves nothing."""
+    refused = own.metric("remat_verifier_rejections_total")
+    first = _post(own, TAGGED, **BY_TAGS)
+    assert first["restricted_to"] == ["tags"]
+    verdict = verify_answer(TAGGED, Answer.from_json(first))
+    assert verdict.restricted_ns is not None
+    assert verdict.bound_ns == TAGGED.subject.total_cost_ns < verdict.restricted_ns <= first["bound_ns"]
+    for _ in range(3):
+        again = _post(own, TAGGED, **BY_TAGS)
+        assert (again["cache"], again["proof"], again["bound_ns"]) == ("hit", first["proof"], first["bound_ns"])
+    assert own.get(again["id"], 0)[1]["proof"] == first["proof"]
+    empty = Problem(hard_graph(16, 7), budget_at(hard_graph(16, 7), 0.6))
+    for cache in ("miss", "hit", "hit"):
+        none = _post(own, empty, **BY_TAGS)
+        assert (none["status"], none["cache"], none["restricted_to"]) == ("nothing_found", cache, ["tags"])
+        assert verify_answer(empty, Answer.from_json(none)).none_within
+    whole = _post(own, TAGGED)
+    assert whole["proof"] != first["proof"]
+    assert _certified(TAGGED, whole).restricted_to == ()
+    assert own.metric("remat_verifier_rejections_total") == refused
 
 
 def test_a_certificate_serves_smaller_budgets_and_other_costs(own: Service) -> None:
@@ -135,6 +161,8 @@ UNSETTLED = Problem(OPEN, budget_at(OPEN, 0.3))
 TOO_SMALL = Problem(SMALL, 1700)
 HARD = {"max_gap": 0, "time_limit_s": 0.5}
 RESTRICTED = {"method": "milp-tight", "max_gap": 0}
+TAGGED = Problem(hard_graph(20, 7), budget_at(hard_graph(20, 7), 0.6))
+BY_TAGS = {"method": "tags", "options": {"free": False}, "max_gap": 0, "time_limit_s": 5}
 Edit = str | Callable[[sqlite3.Connection], None]
 
 
@@ -150,6 +178,7 @@ class Edited:
         self.open = _post(own, UNSETTLED, **HARD)
         self.none = _post(own, TOO_SMALL)
         self.restricted = _post(own, SETTLED, **RESTRICTED)
+        self.tags = _post(own, TAGGED, **BY_TAGS)
         assert own.http.post("/v1/profiles", json=PROFILE).json()["profiles"]["matmul"] == [100, 0]
         self.path = own.folder / "service.sqlite"
         with sqlite3.connect(self.path) as database:
@@ -233,7 +262,10 @@ EDITS: dict[str, Edit] = {
     "certificates of a larger budget": "UPDATE proofs SET budget_bytes = budget_bytes * 3",
     "certificates of another graph": "INSERT INTO proofs SELECT 'x' || substr(id, 2), (SELECT graph_key FROM plans p "
     "WHERE p.graph_key != proofs.graph_key LIMIT 1), budget_bytes * 1000, bound_ns * 1000, solver, data, checksum, "
-    "size_bytes, created_at FROM proofs LIMIT 1",
+    "size_bytes, created_at, restricted_to FROM proofs LIMIT 1",
+    "certificates of tags said to be of all plans": "UPDATE proofs SET restricted_to = ''",
+    "certificates of all plans said to be of tags": "UPDATE proofs SET restricted_to = 'tags'",
+    "certificates of no space that there is": "UPDATE proofs SET restricted_to = 'spaces'",
     "certificates forged": _proofs(_forge),
     "certificates without a row": _proofs(_drop_row),
     "certificates cut": "UPDATE proofs SET data = CAST(substr(data, 1, 20) AS BLOB)",
@@ -269,7 +301,7 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         own.start()
     for problem, said, more in (
         (SETTLED, edited.settled, {}), (UNSETTLED, edited.open, HARD), (TOO_SMALL, edited.none, {}),
-        (SETTLED, edited.restricted, RESTRICTED),
+        (SETTLED, edited.restricted, RESTRICTED), (TAGGED, edited.tags, BY_TAGS),
     ):  # fmt: skip
         answer = _certified_or_claimed(problem, _post(own, problem, **more))
         assert answer.claimed_by != "x"
@@ -298,6 +330,7 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         ("certificates forged", "certificates"),
         ("certificates cut", "certificates dropped"),
         ("certificates of a larger budget", "certificates dropped"),
+        ("certificates of tags said to be of all plans", "certificates dropped"),
         ("bounds doubled", "bounds dropped"),
         ("floors raised", "floors dropped"),
         ("efforts settled", "efforts dropped"),

@@ -29,6 +29,7 @@ from remat_ir import (
     Subject,
     graph_digest,
     read_plan,
+    within_space,
 )
 from remat_ir.proof import prove, read_proof
 from remat_solver import Evidence, method_named, solve, solver_version
@@ -155,7 +156,8 @@ class Audit:
         self.found["certificates"] += 1
         source = f"certificate {row.id}{_by(row)}"
         try:
-            proved = prove(Problem(evidence.subject, row.budget_bytes), read_proof(unpack(row.data))).bound_ns
+            problem = within_space(Problem(evidence.subject, row.budget_bytes), names(row.restricted_to))
+            proved = prove(problem, read_proof(unpack(row.data))).bound_ns
         except _UNREADABLE as error:
             self._wrong(f"graph {key}: {source}: {error}")
             of_row = proofs.c.id == row.id, proofs.c.data == row.data
@@ -163,9 +165,9 @@ class Audit:
             await self._change("certificates dropped", delete(proofs).where(*of_row), rested)
             return
         if proved is None:
-            evidence.infeasible(row.budget_bytes, (), source)
+            evidence.infeasible(row.budget_bytes, names(row.restricted_to), source)
         else:
-            evidence.bound(row.budget_bytes, proved, (), source)
+            evidence.bound(row.budget_bytes, proved, names(row.restricted_to), source)
         true = {"bound_ns": proved, **_of_bytes(row.data)}
         await self._compare(proofs, row, proofs.c.id == row.id, true, f"graph {key}: {source}")
 

@@ -33,7 +33,7 @@ from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller, gross_of
 from ..storage.answers import Given, document, head_of, spliced
-from ..storage.seals import Seals, names
+from ..storage.seals import WHOLE, Seals, names
 from ..storage.store import EndedRequest
 from ..storage.tables import events, of_epoch, requests, solves
 
@@ -240,14 +240,14 @@ async def plan_text(
 
 async def _proof_text(context: Context, caller: Caller, found: EndedRequest) -> bytes | None:
     """The certificate of a row as JSON text if it proves what it should."""
-    packed, budget = found.proof or b"", found.budget_bytes
-    text = context.verifier.proof_text_in_memory(found.graph_key, budget, packed)
+    packed, budget, space = found.proof or b"", found.budget_bytes, found.proved_within or WHOLE
+    text = context.verifier.proof_text_in_memory(found.graph_key, budget, packed, space)
     if text is not None:
         return text
     subject = await stored_subject(context, caller, found.graph_key)
     if subject is None:
         return None
-    checked = await context.verifier.proof(found.graph_key, Problem(subject, budget), packed)
+    checked = await context.verifier.proof(found.graph_key, Problem(subject, budget), packed, space=space)
     if checked is not None and checked.proves(found.proved_ns):
         return checked.text
     context.metrics.damaged.labels("proof").inc()

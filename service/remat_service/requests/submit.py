@@ -237,16 +237,17 @@ class Submission:
         context, keys, net, known = self.context, looked.keys, looked.net, looked.known
         result = "near" if known.carried else "hit"
         answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
+        proof, proof_id = known.certificate(answer.restricted_to)
         row = self._keyed_row(keys)
         row |= {
             "cache": result,
             "ended": True,
             "ended_at": row["created_at"],
             "plan_id": None if known.plan is None else known.plan.id,
-            "proof_id": known.proof_id,
+            "proof_id": proof_id,
             "answer": document(answer, row["fixed_bytes"], id=row["id"], cache=result),
         }
-        at_hand = known.proof is None or known.proof_id is not None
+        at_hand = proof is None or proof_id is not None
         if result == "hit" and known.effort is not None and not known.uses_near and at_hand:
             text = await self._answer_from_memory(looked, row)
             if text is not None:
@@ -255,9 +256,8 @@ class Submission:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
                 await context.store.put_graph(connection, keys, self.ask.text, net.budget_bytes)
             row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
-            if known.proof is not None and known.proof_id is None:
-                proved = known.proof[:2]
-                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *proved)
+            if proof is not None and proof_id is None:
+                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, proof)
             row = context.seals.sealed("requests", row)
             await connection.execute(_INSERT, row)
             await context.store.touch(connection, keys.graph, row["plan_id"])
@@ -289,7 +289,7 @@ class Submission:
         if not known.carried:
             return None
         if known.proof is not None:
-            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, *known.proof[:2])
+            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, known.proof)
         elif known.claim is not None:
             claim = known.claim
             await context.claims.raise_bound(

@@ -23,7 +23,7 @@ from ..requests.completion import end_request
 from ..requests.read import stored_subject
 from ..storage.answers import shifted
 from ..storage.queue import Claimed, LostClaim
-from ..storage.seals import SEALED, column
+from ..storage.seals import SEALED, WHOLE, column
 from ..storage.tables import events, requests
 from ..storage.verifier import CheckedProof
 from ..tenants.keys import caller_of
@@ -250,8 +250,9 @@ class SolveRecord:
         least = said.get("least_budget_bound_bytes")
         least = None if least is None else least - claim.row.fixed_bytes
         source = (frame.get("source") or claim.row.method)[:100]
-        proof = None if said.get("proof") is None else await self._checked(said["proof"], least)
-        if proof is not None and proof[1].bound_ns is not None:
+        space = column(said["restricted_to"])
+        proof = None if said.get("proof") is None else await self._checked(said["proof"], least, space)
+        if proof is not None and proof[1].bound_ns is not None and proof[1].space == WHOLE:
             outcome.proved(proof[1].bound_ns)
         if frame["type"] == "answer":
             outcome.ended(frame["answer"], frame["whole_bound_ns"])
@@ -260,9 +261,7 @@ class SolveRecord:
         better = None
         if said.get("plan") is not None:
             better = await self._judged(said["plan"], frame)
-        bound, within = self._no_lower(
-            said["bound_ns"], column(said["restricted_to"]), self.cost_ns if better is None else better[1].cost_ns
-        )
+        bound, within = self._no_lower(said["bound_ns"], space, self.cost_ns if better is None else better[1].cost_ns)
         news = better is not None or (frame["type"] == "progress" and bound != self.bound_ns)
         if not news and proof is None:
             return
@@ -276,7 +275,7 @@ class SolveRecord:
                 if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
                     told |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
             if proof is not None:
-                await context.store.put_proof(connection, claim.row.graph_key, proof[0], *proof[1][:2])
+                await context.store.put_proof(connection, claim.row.graph_key, *proof)
             if outcome.claim is not None:
                 await context.claims.raise_bound(
                     connection, claim.row.graph_key, claim.net.budget_bytes, *outcome.claim
@@ -298,14 +297,17 @@ class SolveRecord:
             return bound_ns, within
         return (bound_ns, within) if cost_ns is not None and before > cost_ns else (before, space)
 
-    async def _checked(self, data: object, least_bytes: int | None) -> tuple[int, CheckedProof] | None:
-        """A child's certificate and its budget: one byte less than it says is needed, or the problem's own."""
+    async def _checked(self, data: object, least_bytes: int | None, space: str) -> tuple[int, CheckedProof] | None:
+        """A child's certificate and its budget: one byte less than it says is needed, or the problem's own; it is of
+        the space that the child's bound is confined to, or else of all plans.
+        """
         net, proof = self._claim.net, None
         budgets = {net.budget_bytes, max(0, (least_bytes or 1) - 1)}
-        for budget in sorted(budgets, reverse=True):
+        looks = [(net.budget_bytes, space)] if space else []
+        for budget, within in [*looks, *((budget, WHOLE) for budget in sorted(budgets, reverse=True))]:
             problem = Problem(net.subject, budget)
             try:
-                proof = await self._context.verifier.new_proof(self._claim.row.graph_key, problem, data)
+                proof = await self._context.verifier.new_proof(self._claim.row.graph_key, problem, data, within)
                 if budget == net.budget_bytes or proof.bound_ns is None:
                     return budget, proof
             except (InvalidData, InvalidPlan) as error:

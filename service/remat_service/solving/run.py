@@ -313,10 +313,10 @@ class SolveRun:
                     if request.fixed_bytes != claim.row.fixed_bytes:
                         said = replace(said, message="")
                     endings.append((request, said))
-            proof_id = known.proof_id
-            if known.proof is not None and proof_id is None:
+            proof, proof_id = known.certificate(outcome.restricted_to)
+            if proof is not None and proof_id is None:
                 key, budget = claim.row.graph_key, claim.net.budget_bytes
-                proof_id = await context.store.put_proof(connection, key, budget, *known.proof[:2])
+                proof_id = await context.store.put_proof(connection, key, budget, proof)
             await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id)
             finished = len(endings) == len(waiting)
             if finished:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ from ..identity import Caller, Keys, Retry
 from ..memory import Lru
 from ..telemetry import Metrics
 from .database import Database, Outage
-from .seals import Claim, Effort, Seals, signed_text
+from .seals import Claim, Effort, Seals, names, signed_text
 from .store import EndedRequest, Row, Snapshot, Store, StoredPlan
 from .tables import requests, tenants
 from .verifier import CheckedProof
@@ -60,12 +61,12 @@ _MOST_ROWS = 2_000
 class Stored:
     """Everything that the store has about one problem for one method, in net bytes.
 
-    `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
-    in the store under this graph yet; `carried` says that something came from such a graph; `partial`, that the time
-    was too short for some certificate. `snapshot` is what all of it rests on. `certain_bytes` is what a single op
-    needs, for certain; None where it was not worked out yet. `unsound` are rows that were passed over: damaged, or of
-    a smaller space than the method searches by now. `refuting` is what a verified plan costs and needs that shows
-    others to be wrong.
+    `proof`, and `inside` of the method's own space, are checked on this problem. `near` is a plan of a graph with other
+    costs, verified on this one, that is not in the store under this graph yet; `carried` says that something came from
+    such a graph; `partial`, that the time was too short for some certificate. `snapshot` is what all of it rests on.
+    `certain_bytes` is what a single op needs, for certain; None where it was not worked out yet. `unsound` are rows
+    that were passed over: damaged, or of a smaller space than the method searches by now. `refuting` is what a verified
+    plan costs and needs that shows others to be wrong.
     """
 
     problem: Problem
@@ -73,6 +74,7 @@ class Stored:
     plan: StoredPlan | None = None
     near: tuple[AnyPlan, Verdict] | None = None
     proof: CheckedProof | None = None
+    inside: CheckedProof | None = None
     claim: Claim | None = None
     restricted: Claim | None = None
     least_bytes: int | None = None
@@ -93,6 +95,8 @@ class Stored:
             known = known.with_bound(Bound(self.proof.bound_ns))
         if self.claim is not None and not (self.certify and certifiable(self.problem.subject)):
             known = known.with_bound(Bound(self.claim.bound_ns))
+        if self.inside is not None and self.inside.bound_ns is not None:
+            known = known.with_bound(Bound(self.inside.bound_ns, names(self.inside.space)))
         if self.restricted is not None:
             known = known.with_bound(Bound(self.restricted.bound_ns, self.restricted.within))
         if self.plan is not None:
@@ -117,11 +121,17 @@ class Stored:
         """Whether the better plan is the near one."""
         return self.near is not None and (self.plan is None or self.near[1].cost_ns < self.plan.cost_ns)
 
-    @property
-    def proof_id(self) -> str | None:
-        """The row of the certificate, where that is for exactly this problem already."""
-        found = None if self.snapshot is None else self.snapshot.too_small if self.proves_none else self.snapshot.proof
-        return found.id if found is not None and self.proof is not None and found.data == self.proof.data else None
+    def certificate(self, within: Sequence[str]) -> tuple[CheckedProof | None, str | None]:
+        """The certificate of an answer with a bound in this space, and its row where that is for exactly this problem.
+
+        An answer in a space of which none is known has that of the whole space.
+        """
+        proof = self.inside if within and self.inside is not None else self.proof
+        if proof is None or self.snapshot is None:
+            return proof, None
+        look = self.snapshot
+        found = look.inside if proof is self.inside else look.too_small if self.proves_none else look.proof
+        return proof, found.id if found is not None and found.data == proof.data else None
 
     def is_final(self, max_gap: float, time_limit_s: float) -> bool:
         """Whether what is known answers a request, by the rules above."""
@@ -165,8 +175,9 @@ class Stored:
         if answer.status is Status.INFEASIBLE:
             return answer
         proved = self.problem.subject.total_cost_ns
-        if self.proof is not None and self.proof.bound_ns is not None:
-            proved = max(proved, self.proof.bound_ns)
+        for proof in (self.proof, self.inside if answer.restricted_to else None):
+            if proof is not None and proof.bound_ns is not None:
+                proved = max(proved, proof.bound_ns)
         said = self.restricted if answer.restricted_to else self.claim
         claimed = answer.bound_ns
         if said is not None and not answer.restricted_to:
@@ -311,11 +322,12 @@ class ResponseCache:
         found = known.snapshot
         if found is None or found.under_way or known.plan != found.plan or (plan is None) != (known.plan is None):
             return None
-        if known.proof is not None and known.proof_id is None:  # carried over just now: stored, the next look finds it
+        proof, stored = known.certificate(row["answer"].get("restricted_to", ()))
+        if proof is not None and stored is None:  # carried over just now: stored, the next look finds it
             return None
         own = dict.fromkeys(("idempotency_key", "body_hash", "created_at", "ended_at", "seal"))
         row = {**row, **own, "id": _ID, "answer": {**row["answer"], "id": _ID}}
-        proof = None if known.proof is None else known.proof.text
+        text = None if proof is None else proof.text
         held = CachedResponse(
             found,
             keys,
@@ -324,9 +336,9 @@ class ResponseCache:
             head_of(row["answer"]).split(_ID.encode()),
             signed_text("requests", row).split(_ID) if self._seals.signs else [],
             plan,
-            proof,
+            text,
         )
-        size = _ROW_BYTES + len(plan or b"") + len(proof or b"")
+        size = _ROW_BYTES + len(plan or b"") + len(text or b"")
         self._responses.put((caller.tenant_id, caller.scope_id, caller.epoch, body), held, size)
         return held
 

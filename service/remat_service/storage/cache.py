@@ -14,6 +14,7 @@ It is put together from parts, each true on its own:
                 for; elsewhere the answer names it, and who says it. Claims of an older solver are not read
     restricted  a claim of a restricted search, only for its own method at its own budget, and named in the answer; not
                 where the method searches a larger space by now
+    inside      what a certificate of the method's own space proves, at this budget or a larger one (`tags` has them)
     floor       a certificate that no plan fits this budget or a larger one; else a claim of that
     near        for a graph of the same structure with other costs: its plan is re-costed by the verifier, and its
                 certificate scaled leaf by leaf and checked on the new costs. Where there are no certificates, from its
@@ -56,7 +57,7 @@ from ..memory import Lru
 from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
-from .seals import Claims, Floor
+from .seals import WHOLE, Claims, Floor, column
 from .store import Row, Snapshot, Store, StoredPlan
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
@@ -134,14 +135,14 @@ class Cache:
         unsound: list[Row] = []
         for _ in range(_MOST_LOOKS):
             plan, broken = await self._good_plan(keys, problem, found.plan)
-            proof, damaged, partial = await self._checked(keys, problem, found, time.share(plan is not None))
+            proofs, damaged, partial = await self._checked(keys, problem, found, time.share(plan is not None))
             narrow = [row for row in (found.restricted, found.effort) if row and outgrown(keys.method_name, row.within)]
             if not damaged and not narrow:
                 break
             unsound += [*damaged, *narrow]
             found = await self._store.snapshot_without(keys, problem.budget_bytes, unsound)
         else:
-            found, proof = Snapshot(found.plan, *(None,) * 6, found.under_way), None
+            found, proofs = Snapshot(found.plan, *(None,) * 7, found.under_way), {}
             plan, broken = await self._good_plan(keys, problem, found.plan)
         floor, too_small = found.floor or Floor(0, None, None), None if partial else found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
@@ -149,7 +150,8 @@ class Cache:
             problem,
             found,
             plan=plan,
-            proof=proof,
+            proof=proofs.get(WHOLE),
+            inside=proofs.get(column(keys.restriction)) if keys.restriction else None,
             partial=partial,
             claim=found.claim,
             restricted=found.restricted,
@@ -169,8 +171,9 @@ class Cache:
 
     async def _checked(
         self, keys: Keys, problem: Problem, found: Snapshot, time: LookTime
-    ) -> tuple[CheckedProof | None, list[Row], bool]:
-        """The certificate of the problem, the rows that are not what was stored, and whether the time was too short.
+    ) -> tuple[dict[str, CheckedProof], list[Row], bool]:
+        """The certificates of the problem by their spaces, the rows that are not what was stored, and whether the time
+        was too short.
 
         Rows of the second kind are logged and counted.
         """
@@ -179,9 +182,9 @@ class Cache:
             for row in (found.claim, found.restricted, found.floor, found.effort)
             if row is not None and not self._claims.holds(row, keys.graph, problem.budget_bytes, keys.method)
         ]
-        proof: CheckedProof | None = None
+        proofs: dict[str, CheckedProof] = {}
         partial = False
-        for row in (found.proof, found.too_small):
+        for row in (found.proof, found.too_small, found.inside):
             if row is None:
                 continue
             # what is too small is also said of the largest budget that it is proved of
@@ -189,7 +192,7 @@ class Cache:
             for budget in sorted({said, min(said, problem.budget_bytes)}, reverse=True):
                 try:
                     checked = await self._verifier.proof(
-                        keys.graph, Problem(problem.subject, budget), row.data, time.left()
+                        keys.graph, Problem(problem.subject, budget), row.data, time.left(), row.restricted_to
                     )
                 except TimeoutError:
                     partial = True
@@ -198,12 +201,12 @@ class Cache:
                     damaged.append(row)
                     break
                 if budget == problem.budget_bytes:
-                    proof = checked
+                    proofs[row.restricted_to] = checked
         for one in damaged:
             self._report(keys, problem.budget_bytes, one)
-        if partial and proof is None:
-            proof = await self._at_hand(keys, problem)
-        return proof, damaged, partial
+        if partial and WHOLE not in proofs and (found_at_hand := await self._at_hand(keys, problem)) is not None:
+            proofs[WHOLE] = found_at_hand
+        return proofs, damaged, partial
 
     async def _at_hand(self, keys: Keys, problem: Problem) -> CheckedProof | None:
         """The best certificate of this very problem, if it was checked before: that of the solve under way."""

@@ -55,11 +55,12 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
 
 
 async def _drop_weaker_proofs(connection: AsyncConnection) -> int:
-    """Forget certificates that another one of the same graph and budget outdoes, and that no answer names."""
+    """Forget certificates that another one of the same graph, budget and space outdoes, and that no answer names."""
     better = proofs.alias("better")
     outdone = exists().where(
         better.c.graph_key == proofs.c.graph_key,
         better.c.budget_bytes == proofs.c.budget_bytes,
+        better.c.restricted_to == proofs.c.restricted_to,
         better.c.bound_ns > proofs.c.bound_ns,
     )
     found = list((await connection.execute(select(proofs.c.id).where(outdone).limit(_BATCH * 5))).scalars())

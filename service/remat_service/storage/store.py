@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Select,
     and_,
     bindparam,
@@ -29,9 +30,9 @@ from remat_solver import solver_version
 
 from ..identity import Caller, Keys, size_of
 from .database import Database
-from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor
+from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor, column
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
-from .verifier import Verifier, checksum, pack_subject
+from .verifier import CheckedProof, Verifier, checksum, pack_subject
 
 
 class StoredPlan(NamedTuple):
@@ -59,6 +60,7 @@ class StoredProof(NamedTuple):
     budget_bytes: int
     bound_ns: int | None
     data: bytes
+    restricted_to: str
 
 
 PROOF_COLUMNS = tuple(proofs.c[name] for name in StoredProof._fields)
@@ -91,6 +93,7 @@ class Snapshot(NamedTuple):
         claim, restricted: the best bounds without a certificate: for every plan, and of the method's own search.
         proof: the certificate of the best bound at this budget or a larger one.
         too_small: a certificate that no plan fits a budget: the next one from here upwards, or else downwards.
+        inside: as `proof`, of the space to which the method is restricted; or that this space is empty.
     """
 
     plan: StoredPlan | None
@@ -100,6 +103,7 @@ class Snapshot(NamedTuple):
     effort: Effort | None
     proof: StoredProof | None
     too_small: StoredProof | None
+    inside: StoredProof | None
     under_way: bool
 
 
@@ -120,6 +124,7 @@ class EndedRequest(NamedTuple):
     peak_bytes: int | None
     proof: bytes | None
     proved_ns: int | None
+    proved_within: str | None
 
 
 Row = StoredPlan | StoredProof | Claim | Floor | Effort
@@ -144,7 +149,7 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
         .scalar_subquery()
     )
     claim, restricted = _claims(graph, budget, method, [row for row in without if isinstance(row, Claim)])
-    proof, too_small = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
+    found = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
     no_floor = [false()] if any(isinstance(row, Floor) for row in without) else []
     no_effort = [false()] if without else []
     rows: Any = select(best.label("plan_id")).subquery()
@@ -162,10 +167,11 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
             *no_effort,
         ),
     )
-    rows = rows.outerjoin(proof, true()).outerjoin(too_small, true())
+    for each in found:
+        rows = rows.outerjoin(each, true())
     under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
     return select(
-        *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
+        *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *(c for each in found for c in each.c),
         under_way,
     ).select_from(rows)  # fmt: skip
 
@@ -196,27 +202,32 @@ def _claims(
     return claim, restricted
 
 
-def _certificates(graph: BindParameter[str], budget: BindParameter[int], without: Sequence[str]) -> tuple[Any, Any]:
-    """That of the best bound, and the nearest one that says that no plan fits."""
+def _certificates(graph: BindParameter[str], budget: BindParameter[int], without: Sequence[str]) -> tuple[Any, ...]:
+    """That of the best bound; the nearest one that says that no plan fits; that of the method's own space."""
     of_graph = [proofs.c.graph_key == graph]
     if without:
         of_graph.append(proofs.c.id.not_in(without))
-    proof = _first(
-        select(*PROOF_COLUMNS)
-        .where(*of_graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
-        .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
-    )
-    above = proofs.c.budget_bytes >= budget
+    whole, above = proofs.c.restricted_to == WHOLE, proofs.c.budget_bytes >= budget
+
+    empty = proofs.c.bound_ns.is_(None)
+
+    def best(*space: ColumnElement[bool]) -> Any:
+        return _first(
+            select(*PROOF_COLUMNS)
+            .where(*of_graph, above, *space)
+            .order_by(case((empty, 0), else_=1), proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
+        )
+
     too_small = _first(
         select(*PROOF_COLUMNS)
-        .where(*of_graph, proofs.c.bound_ns.is_(None))
+        .where(*of_graph, empty, whole)
         .order_by(
             case((above, 0), else_=1),
             case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
             proofs.c.id,
         )
     )
-    return proof, too_small
+    return best(whole, ~empty), too_small, best(~whole, proofs.c.restricted_to == bindparam("space"))
 
 
 def _first(query: Select[Any]) -> Any:
@@ -229,8 +240,7 @@ _PARTS: tuple[tuple[Any, int], ...] = (
     (Claim, len(CLAIM_COLUMNS)),
     (Floor, len(FLOOR_COLUMNS)),
     (Effort, len(EFFORT_COLUMNS)),
-    (StoredProof, len(PROOF_COLUMNS)),
-    (StoredProof, len(PROOF_COLUMNS)),
+    *[(StoredProof, len(PROOF_COLUMNS))] * 3,
 )
 """Each part of the snapshot's row: what is made of it, and its columns; the first is null where there is none."""
 
@@ -256,6 +266,7 @@ _ENDED_REQUEST = (
         *(plans.c[name] for name in ("data", "cost_ns", "peak_bytes")),
         proofs.c.data.label("proof"),
         proofs.c.bound_ns.label("proved_ns"),
+        proofs.c.restricted_to.label("proved_within"),
     )
     .select_from(
         requests.outerjoin(plans, plans.c.id == requests.c.plan_id).outerjoin(
@@ -279,7 +290,7 @@ _IDEMPOTENCY_KEY = select(requests.c.id).where(
 def _named(keys: Keys, net_budget: int) -> dict[str, object]:
     return {
         "graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight,
-        "any_method": int(keys.any_method), "solver": solver_version(),
+        "any_method": int(keys.any_method), "solver": solver_version(), "space": column(keys.restriction),
     }  # fmt: skip
 
 
@@ -343,29 +354,32 @@ class Store:
         await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
         return stored
 
-    async def put_proof(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, bound_ns: int | None, packed: bytes
-    ) -> str:
-        """Keep a checked certificate, packed; returns its id, the older row's where the same one is there."""
-        digest = checksum(packed)
+    async def put_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int, proof: CheckedProof) -> str:
+        """Keep a checked certificate; returns its id, the older row's where the same one is there."""
+        digest = checksum(proof.data)
         row = {
             "id": self._database.clock.new_id(),
             "graph_key": graph_key,
             "budget_bytes": net_budget,
-            "bound_ns": bound_ns,
+            "restricted_to": proof.space,
+            "bound_ns": proof.bound_ns,
             "solver": solver_version(),
-            "data": packed,
+            "data": proof.data,
             "checksum": digest,
-            "size_bytes": len(packed),
+            "size_bytes": len(proof.data),
             "created_at": self._database.clock.now(),
         }
-        again, same = ("data", "bound_ns", "size_bytes"), (proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum)
+        again = ("data", "restricted_to", "bound_ns", "size_bytes")
+        same = (proofs.c.graph_key, proofs.c.budget_bytes, proofs.c.checksum)
         return str(await connection.scalar(self._database.upsert(proofs, row, again, same).returning(proofs.c.id)))
 
     async def own_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> tuple[str, int] | None:
-        """The row of the best certificate of exactly this budget, and the bound that it is said to prove."""
+        """The row of the best certificate of the whole space and exactly this budget, and what it is said to prove."""
         query = select(proofs.c.id, proofs.c.bound_ns).where(
-            proofs.c.graph_key == graph_key, proofs.c.budget_bytes == net_budget, proofs.c.bound_ns.is_not(None)
+            proofs.c.graph_key == graph_key,
+            proofs.c.budget_bytes == net_budget,
+            proofs.c.restricted_to == WHOLE,
+            proofs.c.bound_ns.is_not(None),
         )
         row = (await connection.execute(query.order_by(proofs.c.bound_ns.desc(), proofs.c.id).limit(1))).first()
         return None if row is None else (row.id, row.bound_ns)

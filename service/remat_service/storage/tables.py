@@ -190,6 +190,7 @@ proofs = Table(
     Column("checksum", _KEY, nullable=False),
     Column("size_bytes", Integer, nullable=False),
     Column("created_at", Utc, nullable=False),
+    Column("restricted_to", String(400), nullable=False, server_default=""),
     UniqueConstraint("graph_key", "budget_bytes", "checksum"),
     Index("ix_proofs_graph_key_bound_ns", "graph_key", "bound_ns"),
 )

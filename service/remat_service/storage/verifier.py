@@ -29,12 +29,14 @@ from remat_ir import (
     read_plan,
     subject_kind,
     verify,
+    within_space,
 )
-from remat_ir.proof import certain_need, read_proof
+from remat_ir.proof import certain_need, prove, read_proof
 from remat_ir.read import parse
 
 from ..identity import size_of
 from ..memory import Lru
+from .seals import WHOLE, names
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -101,11 +103,15 @@ def checksum(packed: bytes) -> str:
 
 
 class CheckedProof(NamedTuple):
-    """A certificate of one problem, checked on it: what it proves (None: no plan fits), packed, and as JSON text."""
+    """A certificate of one problem, checked on it: what it proves (None: no plan fits), packed, and as JSON text.
+
+    `space` has the restrictions, as a column, within which it proves that.
+    """
 
     bound_ns: int | None
     data: bytes
     text: bytes
+    space: str = WHOLE
 
     def proves(self, bound_ns: int | None) -> bool:
         """Whether it proves at least what is said: at a smaller budget a bound may turn into that no plan fits."""
@@ -172,7 +178,7 @@ class Verifier:
         return found
 
     async def proof(
-        self, graph_key: str, problem: Problem, packed: bytes, within_s: float | None = None
+        self, graph_key: str, problem: Problem, packed: bytes, within_s: float | None = None, space: str = WHOLE
     ) -> CheckedProof | None:
         """A stored certificate, carried over to the problem where it is of another budget or other costs, and checked.
 
@@ -181,11 +187,12 @@ class Verifier:
         Args:
             within_s: seconds to wait for it. A check that has begun goes on for whoever asks next; one that will take
                 longer, by its size and the last one's speed, is not begun, nor is a second one at the same time.
+            space: the restrictions that it is of.
 
         Raises:
             TimeoutError: it takes longer.
         """
-        key = graph_key, problem.budget_bytes, checksum(packed)
+        key = graph_key, problem.budget_bytes, space + checksum(packed)
         found = self._proofs.get(key)
         if found is not None:
             return found
@@ -194,14 +201,16 @@ class Verifier:
             large = len(packed) * 8 >= _SMALL_BYTES
             if within_s is not None and large and (self._checks or len(packed) * self._byte_s > within_s):
                 raise TimeoutError
-            check = self._checks[key] = asyncio.create_task(self._checked(key, problem, packed))
+            check = self._checks[key] = asyncio.create_task(self._checked(key, problem, packed, space))
         async with asyncio.timeout(within_s):
             return await asyncio.shield(check)
 
-    async def _checked(self, key: tuple[str, int, str], problem: Problem, packed: bytes) -> CheckedProof | None:
+    async def _checked(
+        self, key: tuple[str, int, str], problem: Problem, packed: bytes, space: str
+    ) -> CheckedProof | None:
         begun = time.monotonic()
         try:
-            found = await _run(len(packed) * 8, _check_proof, problem, packed)
+            found = await _run(len(packed) * 8, _check_proof, problem, packed, space)
         except (ValueError, TypeError, InvalidData, InvalidPlan):
             return None
         finally:
@@ -209,24 +218,24 @@ class Verifier:
             del self._checks[key]
         size = len(found.data) + len(found.text) + 500
         self._proofs.put(key, found, size)
-        self._proofs.put((*key[:2], checksum(found.data)), found, size)
+        self._proofs.put((*key[:2], space + checksum(found.data)), found, size)
         return found
 
-    async def new_proof(self, graph_key: str, problem: Problem, data: object) -> CheckedProof:
+    async def new_proof(self, graph_key: str, problem: Problem, data: object, space: str = WHOLE) -> CheckedProof:
         """Check a certificate, as JSON, that is about to be stored.
 
         Raises:
             InvalidData: it is none.
             InvalidPlan: it proves nothing about the problem.
         """
-        found = await asyncio.to_thread(_check_new, problem, data)
+        found = await asyncio.to_thread(_check_new, problem, data, space)
         size = len(found.data) + len(found.text) + 500
-        self._proofs.put((graph_key, problem.budget_bytes, checksum(found.data)), found, size)
+        self._proofs.put((graph_key, problem.budget_bytes, space + checksum(found.data)), found, size)
         return found
 
-    def proof_text_in_memory(self, graph_key: str, net_budget: int, packed: bytes) -> bytes | None:
+    def proof_text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, space: str) -> bytes | None:
         """The text of a certificate whose bytes were checked before and are still in memory."""
-        found = self._proofs.get((graph_key, net_budget, checksum(packed)))
+        found = self._proofs.get((graph_key, net_budget, space + checksum(packed)))
         return None if found is None else found.text
 
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
@@ -269,20 +278,24 @@ def _verified_text(packed: bytes, problem: Problem, claimed: Verdict) -> bytes:
     return text
 
 
-def _check_proof(problem: Problem, packed: bytes) -> CheckedProof:
+def _check_proof(problem: Problem, packed: bytes, space: str) -> CheckedProof:
     text = inflated(packed)
     proof = read_proof(parse(text))
-    found = certificate_for(problem, proof)
-    return CheckedProof(found.bound_ns, packed, text) if found.proof is proof else _packed_proof(found)
+    found = certificate_for(problem, proof, names(space))
+    return CheckedProof(found.bound_ns, packed, text, space) if found.proof is proof else _packed_proof(found, space)
 
 
-def _check_new(problem: Problem, data: object) -> CheckedProof:
-    return _packed_proof(certificate_for(problem, read_proof(data)))
+def _check_new(problem: Problem, data: object, space: str) -> CheckedProof:
+    proof = read_proof(data)
+    if space:  # one of all plans may come with the same answer, and is not carried over
+        inside = within_space(problem, names(space))
+        return _packed_proof(Certificate(proof, prove(inside, proof).bound_ns), space)
+    return _packed_proof(certificate_for(problem, proof), space)
 
 
-def _packed_proof(found: Certificate) -> CheckedProof:
+def _packed_proof(found: Certificate, space: str) -> CheckedProof:
     text = written(found.proof.to_json())
-    return CheckedProof(found.bound_ns, pack(text), text)
+    return CheckedProof(found.bound_ns, pack(text), text, space)
 
 
 async def _run(size: int, function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:

@@ -61,10 +61,10 @@ async def get_plan(
         text = await plan_text(context, caller, plan.graph_key, plan.data, plan.claimed, net.budget_bytes)
     if text is None:
         raise NotFound(_NO_PLAN)
-    certificate = None if known.proof is None else known.proof.text
     answer = known.with_claims(known.known.answer(method, 0.0, digest=digest))
+    proof, _ = known.certificate(answer.restricted_to)
     head = head_of(document(answer, 0, cache="hit"))
-    return Response(spliced(head, text, certificate), media_type="application/json")
+    return Response(spliced(head, text, None if proof is None else proof.text), media_type="application/json")
 
 
 @router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))

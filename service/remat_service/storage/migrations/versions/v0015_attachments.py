@@ -1,4 +1,7 @@
-"""What a job says of a request once it runs by its plan, and which tenants want the names of their ops stored."""
+"""What a job says of a request once it runs by its plan, and which tenants want the names of their ops stored.
+
+Also of which space of plans a certificate is.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", "kind", name="pk_attachments"),
     )
     op.add_column("tenants", sa.Column("store_names", sa.Boolean, nullable=False, server_default=sa.text("false")))
+    op.add_column("proofs", sa.Column("restricted_to", sa.String(400), nullable=False, server_default=""))
 
 
 def downgrade() -> None:
-    """Back."""
+    """Back, without certificates of restricted spaces."""
+    op.execute("DELETE FROM proofs WHERE restricted_to <> ''")
+    op.drop_column("proofs", "restricted_to")
     op.drop_column("tenants", "store_names")
     op.drop_table("attachments")
