@@ -23,7 +23,7 @@ from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
 from .search.local import COLD, HOT, Search
-from .tags import TagSearch
+from .tags.search import TagSearch
 
 _POLL_S = 0.05
 _CHAIN = Chain(

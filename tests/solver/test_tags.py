@@ -32,7 +32,11 @@ from remat_ir.tags import confined, is_tagged, tagged_order, tagged_plan, tags_o
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends.engine import Engine
-from remat_solver.tags import TagProgram, TagSearch
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.tags.program import TagProgram
+from remat_solver.tags.program import prove as prove_by_stages
+from remat_solver.tags.search import TagSearch
 from solver.brute import optimum
 from solver.little import little_graph, problems
 from solver.test_proof_mutants import mutant
@@ -152,6 +156,20 @@ def test_the_staged_programs_bound_is_of_all_tags_and_reaches_the_optimum(proble
     raise AssertionError("the program does not end")
 
 
+def test_the_staged_program_says_where_no_tags_fit() -> None:
+    """Where a budget is what a single op needs, graphs may have plans and no tags."""
+    empty = 0
+    for seed in range(10):
+        graph = little_graph(seed, 18, rich=False)
+        problem = Problem(graph, plain_peak(graph) * 9 // 10 if seed % 2 else working_set(graph).least_bytes)
+        search = TagSearch(graph, problem.budget_bytes)
+        assert search.try_all()
+        incumbent = Incumbent(problem, Deadline(60))
+        assert prove_by_stages(incumbent, search, incumbent.stopped) == (search.cost_ns is None)
+        empty += search.cost_ns is None
+    assert 0 < empty < 10
+
+
 def test_an_answer_says_what_a_free_plan_would_save() -> None:
     graph = little_graph(3, 60, rich=False)
     budget = int(0.75 * plain_peak(graph))
@@ -205,10 +223,9 @@ def _certified(seed: int, ops: int) -> tuple[Problem, Answer, int] | None:
         return None
     inside = Problem(confined(graph), problem.budget_bytes)
     proved = solve(inside, method="staged", time_limit_s=10, max_gap=0.0)
-    plan = search.plan()
-    if proved.proof is None or proved.bound_ns is None or plan is None:
+    if proved.proof is None or proved.bound_ns is None:
         return None
-    answer = Answer.of_plan(problem, plan, method="tags", bound_ns=proved.bound_ns)
+    answer = Answer.of_plan(problem, search.plan(), method="tags", bound_ns=proved.bound_ns)
     return problem, replace(answer, restricted_to=(TAGS,), proof=proved.proof), search.cost_ns
 
 

@@ -6,7 +6,6 @@ Greater bounds of the space come from a graph that has all plans by tags, with a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,8 +15,10 @@ from remat_ir.restrictions import TAGS
 from remat_ir.tags import confined, is_tagged, tags_of
 
 from ..incumbent import Incumbent
+from ..options import Options, flag, whole
 from ..staged.prove import Proof
-from ..tags import TagSearch, prove
+from ..tags.program import prove
+from ..tags.search import TagSearch
 from .auto import AutoOptions, run_auto
 
 _FREE_SHARE, _SEARCH_SHARE, _CERTIFY_SHARE = 0.4, 0.4, 0.5
@@ -26,22 +27,18 @@ remains; the staged program has what is left."""
 _GREEDY_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 """Budgets, as shares of the one asked for, of the greedy plans that the search starts from too."""
 _NOTHING = "No choice of what is saved fits the budget as torch runs it."
+_CLAIMED = "No choice of what is saved fits the budget as torch runs it: an engine says so, without a certificate."
+_NOT_FOUND = "No choice of what is saved was found that fits the budget as torch runs it."
 _MOVES, _CYCLES = 1 << 15, 24
 """Moves of the first cycle from a start, and cycles without a cheaper plan after which the search ends."""
 
 
 @dataclass(frozen=True)
-class TagOptions:
+class TagOptions(Options):
     """The search's seed, and whether the free problem is solved first; else there is no plan to compare with."""
 
-    seed: int = 0
-    free: bool = True
-
-    def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, not {self.seed}")
-        if type(self.free) is not bool:
-            raise ValueError("free must be true or false")
+    seed: int = whole(0, 0, 2**31 - 1)
+    free: bool = flag()
 
 
 def run_tags(incumbent: Incumbent, options: TagOptions) -> None:
@@ -64,24 +61,15 @@ def run_tags(incumbent: Incumbent, options: TagOptions) -> None:
         share = incumbent.deadline.within(_SEARCH_SHARE * incumbent.deadline.remaining())
         _search(incumbent, search, free, lambda: incumbent.stopped() or share.passed())
         _certify(incumbent)
-        prove(incumbent, search, (TAGS,), lambda: incumbent.exhausted or incumbent.stopped())
+        empty = prove(incumbent, search, lambda: incumbent.exhausted or incumbent.stopped())
         if incumbent.cost_ns is None and not (incumbent.infeasible or incumbent.exhausted):
-            incumbent.ends_without_plan("No choice of what is saved was found that fits the budget as torch runs it.")
+            incumbent.ends_without_plan(_CLAIMED if empty else _NOT_FOUND, (TAGS,) if empty else ())
     _note(incumbent, free)
 
 
 def _free(incumbent: Incumbent, options: TagOptions) -> Incumbent:
     """The free problem, solved for a share of the time; its bound, or that nothing fits, holds for tags too."""
-    share = incumbent.deadline.within(_FREE_SHARE * incumbent.deadline.remaining())
-    free = Incumbent(
-        incumbent.problem,
-        share,
-        incumbent.max_gap,
-        cancelled=incumbent.interrupted,
-        certify=incumbent.certifies,
-        steps=incumbent.steps,
-        dropped=incumbent.dropped,
-    )
+    free = _part(incumbent, incumbent.problem, _FREE_SHARE)
     run_auto(free, AutoOptions(seed=options.seed))
     incumbent.needs_at_least(free.known.least_bytes, free.known.least_proof)
     if free.infeasible:
@@ -91,6 +79,19 @@ def _free(incumbent: Incumbent, options: TagOptions) -> Incumbent:
     if free.claim is not None:
         incumbent.raise_bound(free.claim[0], free.claim[1])
     return free
+
+
+def _part(incumbent: Incumbent, problem: Problem, share: float) -> Incumbent:
+    """A part of the solve, for a share of the time that is left."""
+    return Incumbent(
+        problem,
+        incumbent.deadline.within(share * incumbent.deadline.remaining()),
+        incumbent.max_gap,
+        cancelled=incumbent.interrupted,
+        certify=incumbent.certifies,
+        steps=incumbent.steps,
+        dropped=incumbent.dropped,
+    )
 
 
 def _starts(problem: Problem, free: Incumbent | None, incumbent: Incumbent) -> Iterator[Plan]:
@@ -128,42 +129,32 @@ def _certify(incumbent: Incumbent) -> None:
     problem = incumbent.problem
     if not incumbent.certifies or incumbent.stopped():
         return
-    inside = Incumbent(
-        Problem(confined(problem.graph), problem.budget_bytes),
-        incumbent.deadline.within(_CERTIFY_SHARE * incumbent.deadline.remaining()),
-        incumbent.max_gap,
-        cancelled=incumbent.interrupted,
-        certify=True,
-        dropped=incumbent.dropped,
-    )
+    inside = _part(incumbent, Problem(confined(problem.graph), problem.budget_bytes), _CERTIFY_SHARE)
     plan = incumbent.plan
     if isinstance(plan, Plan) and is_tagged(problem.graph, plan):
         inside.offer(plan_of(inside.problem.graph, (0, *(op + 1 for op in plan.computes))), "tags")
     Proof(inside).run()
     if inside.infeasible:
-        incumbent.nothing_within((TAGS,), _NOTHING)
+        incumbent.nothing_within((TAGS,), _NOTHING, inside.known.proof)
     elif inside.known.proof is not None and inside.bound_ns > incumbent.bound_ns:
         incumbent.raise_bound(inside.bound_ns, "tags", (TAGS,), inside.known.proof)
 
 
 def _deliver(incumbent: Incumbent, search: TagSearch) -> None:
-    cost = search.cost_ns
-    if cost is not None and cost < (math.inf if incumbent.cost_ns is None else incumbent.cost_ns):
-        plan = search.plan()
-        assert plan is not None
-        incumbent.offer(plan, "tags")
+    if search.cost_ns is not None and search.cost_ns != incumbent.cost_ns:
+        incumbent.offer(search.plan(), "tags")
 
 
 def _note(incumbent: Incumbent, free: Incumbent | None) -> None:
     """Say what torch's way costs: over the best free plan that is known, and over what any plan costs."""
-    cost = incumbent.cost_ns
-    at_least = f"no plan of any kind costs less than {incumbent.best_claim() / 1e6:.6g} ms"
-    if free is None or free.cost_ns is None:
-        if cost is not None:
-            incumbent.note(f"As torch runs it; there is no free plan to compare with, and {at_least}.")
+    cost, other = incumbent.cost_ns, None if free is None else free.cost_ns
+    if cost is None and other is None:
         return
-    if cost is None:
-        incumbent.note(f"A plan that torch cannot carry out by tags costs {free.cost_ns / 1e6:.6g} ms; {at_least}.")
-        return
-    more = 100 * (cost - free.cost_ns) / free.cost_ns if free.cost_ns else 0.0
-    incumbent.note(f"As torch runs it: {more:+.3g} % against the best free plan found; {at_least}.")
+    if other is None:
+        said = "As torch runs it; there is no free plan to compare with"
+    elif cost is None:
+        said = f"A plan that torch cannot carry out by tags costs {other / 1e6:.6g} ms"
+    else:
+        more = 100 * (cost - other) / other if other else 0.0
+        said = f"As torch runs it: {more:+.3g} % against the best free plan found"
+    incumbent.note(f"{said}; no plan of any kind costs less than {incumbent.best_claim() / 1e6:.6g} ms.")

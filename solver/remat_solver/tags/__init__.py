@@ -1,6 +1,1 @@
 """The plans that torch carries out by itself (`remat_ir.tags`): cost and peak, a search, a staged program."""
-
-from .program import TagProgram, prove
-from .search import TagSearch
-
-__all__ = ["TagProgram", "TagSearch", "prove"]

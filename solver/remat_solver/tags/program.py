@@ -18,6 +18,7 @@ import numpy as np
 
 from remat_ir import Graph, InvalidPlan, plan_of
 from remat_ir.replay import replay
+from remat_ir.restrictions import TAGS
 from remat_ir.tags import tagged_order, tagged_plan
 
 from ..backends.engine import Engine
@@ -59,16 +60,10 @@ class TagProgram:
         self.wrong: list[frozenset[int]] = []
         users = graph.users
         self.readers = [[q for q in users[v] if q in self.free] for v in range(graph.values)]
-        self.first_use: list[int] = []
-        self.last_use: list[int] = []
-        self.last_forward: list[int] = []
-        for value in range(graph.values):
-            late = [user for user in users[value] if user >= self.boundary]
-            self.last_use.append(max(late, default=ZERO))
-            self.last_forward.append(max((user for user in users[value] if user < self.boundary), default=ZERO))
-        for op in self.free:
-            late = [user for v in graph.op_values[op] for user in users[v] if user >= self.boundary]
-            self.first_use.append(min(late, default=graph.ops))
+        backward = [[user for user in row if user >= self.boundary] for row in users]
+        self.last_use = [max(row, default=ZERO) for row in backward]
+        self.last_forward = [max((user for user in row if user < self.boundary), default=ZERO) for row in users]
+        self.first_use = [min(sum((backward[v] for v in graph.op_values[op]), [graph.ops])) for op in self.free]
 
     def write(self, stop: Callable[[], bool] = never) -> Program:
         """The program; its objective is the cost of what is computed again, in units."""
@@ -90,11 +85,8 @@ class TagProgram:
         for op, i in self.free.items():
             columns = done[i, earliest[i] : direct[i] + 1]
             if len(columns) > 1:
-                terms = [
-                    Term(np.arange(len(columns) - 1), columns[:-1]),
-                    Term(np.arange(len(columns) - 1), columns[1:], -1),
-                ]
-                builder.add_rows(len(columns) - 1, terms, upper=0.0)
+                rows = np.arange(len(columns) - 1)
+                builder.add_rows(len(rows), [Term(rows, columns[:-1]), Term(rows, columns[1:], -1)], upper=0.0)
             if direct[i] >= len(ends) and done[i, -1] != ZERO:
                 builder.add_rows(1, [Term(0, done[i, -1]), Term(0, again[i], -1)], upper=0.0)
             for q in chains[op]:
@@ -203,17 +195,12 @@ class TagProgram:
             self.wrong.append(tags)
             return
         over: dict[int, tuple[int, int]] = {}  # by backward op, the worst moment before it: bytes and op
-        done = ZERO
-        readers = [0] * len(order)
+        readers, later = [0] * len(order), 0  # the backward op for which each op runs
         for place in range(len(order) - 1, -1, -1):
-            later = (
-                order[place] if order[place] >= self.boundary else (readers[place + 1] if place + 1 < len(order) else 0)
-            )
-            readers[place] = later
+            later = readers[place] = order[place] if order[place] >= self.boundary else later
         for place, moment in enumerate(moments):
             assert moment.op is not None
-            first, done = moment.op > done, max(done, moment.op)
-            key = moment.op if first and moment.op < self.boundary else readers[place]
+            key = moment.op if place < self.boundary else readers[place]
             if moment.peak_bytes > self.budget and moment.peak_bytes > over.get(key, (0, 0))[0]:
                 over[key] = moment.peak_bytes, moment.op
         for key, (_, op) in sorted(over.items(), key=lambda pair: -pair[1][0])[:4]:
@@ -228,10 +215,13 @@ class TagProgram:
             self.wrong.append(tags)
 
 
-def prove(incumbent: Incumbent, search: TagSearch, within: tuple[str, ...], stopped: Callable[[], bool]) -> None:
-    """Raise the bound of the space round by round, and offer the plans of solutions that fit."""
+def prove(incumbent: Incumbent, search: TagSearch, stopped: Callable[[], bool]) -> bool:
+    """Raise the bound of the space round by round, and offer the plans of solutions that fit.
+
+    Returns whether the engine says that there is none, in floating point.
+    """
     if stopped() or len(search.free) > _MOST_OPS:
-        return
+        return False
     program = TagProgram(incumbent.problem.graph, incumbent.problem.budget_bytes, search.free.tolist())
     turn = _TURN_S
     with Engine("highs") as engine, suppress(TimeUp):
@@ -239,19 +229,18 @@ def prove(incumbent: Incumbent, search: TagSearch, within: tuple[str, ...], stop
             outcome = engine.run(
                 program.write(stopped), deadline=incumbent.deadline, stopped=stopped, relative_gap=1e-9, turn_s=turn
             )
-            if outcome.status == "infeasible":
-                return  # in floating point, which proves nothing
             bound = program.bound_ns(outcome.bound)
             if bound > incumbent.problem.graph.total_cost_ns:
-                incumbent.raise_bound(bound, "tags", within)
+                incumbent.raise_bound(bound, "tags", (TAGS,))
             if outcome.x is None:
-                return
+                return outcome.status == "infeasible"
             tags = program.tags(outcome.x)
             if search.fits(tags):
                 incumbent.offer(tagged_plan(program.graph, tags), "tags")
                 if outcome.status == "optimal":
-                    return
+                    return False
                 turn *= 2
             else:
                 program.refine(tags)
             turn *= 1.5
+    return False

@@ -7,23 +7,20 @@ A set is a byte for each forward op: 1 where it is computed again. Its evaluatio
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from remat_ir import Graph, Plan
+from remat_ir import Graph, Plan, Problem
 from remat_ir.tags import tagged_plan
 from remat_ir.working_set import pinned_ops
 
 from .._numba import inner, kernel
+from ..array_view import Flags, Ids, view_of
 from ..search.local import cooling
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Integers = npt.NDArray[np.int64]
-    Flags = npt.NDArray[np.uint8]
-
+Marks = NDArray[np.uint8]
 FORBIDDEN = 1 << 60
 """The excess of a set in which an op is computed again that may not be."""
 
@@ -37,28 +34,28 @@ class Arrays(NamedTuple):
         in_start, in_value: the values that op o reads: `in_value[in_start[o] : in_start[o + 1]]`.
         out_start: the values that op o makes are `out_start[o]` to `out_start[o + 1]` − 1.
         size, maker: [values] bytes and op.
-        optional, keep: [values] 1 or 0.
+        optional, keep: [values] flags.
         order: [2 · ops] the ops as they run. change: [2 · ops + 2] bytes. need: [2 · ops] bytes. stack: [ops].
         last: [values] the position of the last use. open: [ops] what is still to be computed again.
     """
 
-    numbers: Integers
-    cost: Integers
-    workspace: Integers
-    last_stage: Integers
-    in_start: Integers
-    in_value: Integers
-    out_start: Integers
-    size: Integers
-    maker: Integers
+    numbers: Ids
+    cost: Ids
+    workspace: Ids
+    last_stage: Ids
+    in_start: Ids
+    in_value: Ids
+    out_start: Ids
+    size: Ids
+    maker: Ids
     optional: Flags
     keep: Flags
-    order: Integers
-    change: Integers
-    need: Integers
-    stack: Integers
-    last: Integers
-    open: Flags
+    order: Ids
+    change: Ids
+    need: Ids
+    stack: Ids
+    last: Ids
+    open: Marks
 
 
 @inner
@@ -93,8 +90,8 @@ def _ordered(a: Any, again: Any) -> int:
     return length
 
 
-@inner
-def _evaluate(a: Any, again: Any) -> tuple[int, int, int]:
+@kernel()
+def evaluate(a: Any, again: Any) -> tuple[int, int, int]:
     """The cost, the peak and the sum over all steps of what exceeds the budget of a set of tags."""
     length = _ordered(a, again)
     if length < 0:
@@ -127,13 +124,6 @@ def _evaluate(a: Any, again: Any) -> tuple[int, int, int]:
         peak = max(peak, here)
         over += max(0, here - budget)
     return cost, peak, over
-
-
-@kernel()
-def evaluate(a: Any, again: Any) -> tuple[int, int, int]:
-    """See `_evaluate`."""
-    found: tuple[int, int, int] = _evaluate(a, again)
-    return found
 
 
 @inner
@@ -177,7 +167,7 @@ def anneal(
     the best cost.
     """
     np.random.seed(seed)
-    cost, _, over = _evaluate(a, again)
+    cost, _, over = evaluate(a, again)
     if over == 0 and cost < best_cost:
         best_cost = cost
         best[:] = again
@@ -186,7 +176,7 @@ def anneal(
     for number in range(moves):
         temperature = hot * (cold / hot) ** (number / moves)
         _move(free, again)
-        cost, _, over = _evaluate(a, again)
+        cost, _, over = evaluate(a, again)
         new = cost + weight * over
         if new <= energy or np.random.random() < np.exp((energy - new) / temperature):
             energy = new
@@ -206,7 +196,7 @@ def enumerate_all(a: Any, free: Any, again: Any, best: Any) -> int:
     for number in range(1 << free.shape[0]):
         for i in range(free.shape[0]):
             again[free[i]] = (number >> i) & 1
-        cost, _, over = _evaluate(a, again)
+        cost, _, over = evaluate(a, again)
         if over == 0 and cost < best_cost:
             best_cost = cost
             best[:] = again
@@ -235,14 +225,13 @@ class TagSearch:
         boundary = graph.backward_from
         if boundary is None:
             raise ValueError("the graph marks no backward pass")
-        self.graph, self._boundary, self._seed = graph, boundary, seed
+        self.graph, self._boundary, self._seed, self._budget = graph, boundary, seed, budget_bytes
         self._arrays = _arrays(graph, boundary, budget_bytes)
         self.free = _free(graph, boundary)
         self._best = np.zeros(boundary, np.uint8)
         self._now = np.zeros(boundary, np.uint8)
         self._cost = FORBIDDEN
-        makers = np.asarray(graph.op_cost_ns[:boundary] or (0,), np.float64)
-        self._mean = max(1.0, float(makers.mean()))
+        self._mean = max(1.0, sum(graph.op_cost_ns[:boundary]) / max(1, boundary))
         sizes = [size for size in graph.value_bytes if size]
         self._weight = _PRICE * self._mean * len(sizes) / sum(sizes) if sizes else 1.0
 
@@ -258,14 +247,12 @@ class TagSearch:
 
     def fits(self, again: Collection[int]) -> bool:
         """Whether a set is within the budget and may run."""
-        cost, _, over = evaluate(self._arrays, self._flags(again))
-        return bool(cost != FORBIDDEN and over == 0)
+        found = self.evaluate(again)
+        return found is not None and found[1] <= self._budget
 
-    def plan(self) -> Plan | None:
-        """The best set as a plan."""
-        if self.cost_ns is None:
-            return None
-        return tagged_plan(self.graph, [int(op) for op in np.flatnonzero(self._best)])
+    def plan(self) -> Plan:
+        """The best set as a plan, where there is one."""
+        return tagged_plan(self.graph, np.flatnonzero(self._best).tolist())
 
     def try_all(self) -> bool:
         """Try every set, where they are few; whether that was so."""
@@ -295,21 +282,19 @@ class TagSearch:
 
     def _anneal(self, moves: int, hot: float, cold: float) -> None:
         self._seed = (self._seed * 1103515245 + 12345) % 2**31
-        scale = self._mean
-        self._cost = int(
-            anneal(
-                self._arrays, self.free, self._now, self._best, self._cost, self._weight, hot * scale, cold * scale,
-                moves, self._seed,
-            )
+        found = anneal(
+            self._arrays, self.free, self._now, self._best, self._cost, self._weight, hot * self._mean,
+            cold * self._mean, moves, self._seed,
         )  # fmt: skip
+        self._cost = int(found)
 
-    def _flags(self, again: Collection[int]) -> Flags:
+    def _flags(self, again: Collection[int]) -> Marks:
         flags = np.zeros(self._boundary, np.uint8)
         flags[sorted(again)] = 1
         return flags
 
 
-def _free(graph: Graph, boundary: int) -> Integers:
+def _free(graph: Graph, boundary: int) -> Ids:
     """Forward ops that may run in the backward pass, and of which something is needed there."""
     pinned = pinned_ops(graph)
     needed = {value for op in range(boundary, graph.ops) for value in graph.op_inputs[op]}
@@ -322,32 +307,23 @@ def _free(graph: Graph, boundary: int) -> Integers:
 
 
 def _arrays(graph: Graph, boundary: int, budget_bytes: int) -> Arrays:
-    ops, values = graph.ops, graph.values
-
-    def column(numbers: Collection[int]) -> Integers:
-        return np.asarray(tuple(numbers), np.int64)
-
-    def marked(ids: Collection[int]) -> Flags:
-        flags = np.zeros(values, np.uint8)
-        flags[list(ids)] = 1
-        return flags
-
+    view, ops = view_of(Problem(graph, budget_bytes)), graph.ops
     return Arrays(
-        numbers=column((ops, boundary, budget_bytes, graph.fixed_bytes)),
-        cost=column(graph.op_cost_ns),
-        workspace=column(graph.op_workspace_bytes),
-        last_stage=column(graph.last_stage),
-        in_start=np.cumsum([0, *map(len, graph.op_inputs)], dtype=np.int64),
-        in_value=column([value for inputs in graph.op_inputs for value in inputs]),
-        out_start=np.cumsum([0, *map(len, graph.op_values)], dtype=np.int64),
-        size=column(graph.value_bytes),
-        maker=column(graph.value_op),
-        optional=marked(graph.optional),
-        keep=marked(graph.keep),
+        numbers=np.asarray((ops, boundary, budget_bytes, graph.fixed_bytes)),
+        cost=view.cost,
+        workspace=view.workspace,
+        last_stage=view.last_stage,
+        in_start=view.edge_start,
+        in_value=view.edge_value,
+        out_start=view.value_start,
+        size=view.size,
+        maker=view.maker,
+        optional=view.optional,
+        keep=view.kept,
         order=np.zeros(2 * ops, np.int64),
         change=np.zeros(2 * ops + 2, np.int64),
         need=np.zeros(2 * ops, np.int64),
         stack=np.zeros(ops + 1, np.int64),
-        last=np.zeros(values, np.int64),
+        last=np.zeros(graph.values, np.int64),
         open=np.zeros(max(1, boundary), np.uint8),
     )
