@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench papers recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
+.PHONY: help bench papers recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly walks docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ test-gpu:  ## the acceptance test on a GPU, ten minutes: PYTHON has a CUDA build
 
 nightly: $(STAMP)  ## all that takes longer, in pieces under an hour; goes on after a kill; writes benchmarks/results/nightly.md
 	$(BIN)/python .ci/suites.py nightly
+
+walks: $(STAMP)  ## the README and the guides, each from an empty environment, as their readers walk through them
+	$(BIN)/python .ci/suites.py nightly --only 'walk '
 
 docs: $(STAMP)  ## the documentation, without a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir site

@@ -30,6 +30,10 @@ LONGEST_S = 55 * 60
 """A suite that takes longer is stopped and has failed: it is to be cut in two."""
 
 SLOW = "slow and not gpu and not standin"
+WALKS = (
+    "README.md",
+    *(f"docs/{page}.md" for page in ("quickstart-training", "quickstart-platform", "quickstart-research", "migration")),
+)
 RELEASES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
@@ -63,6 +67,11 @@ def marked_tests(name: str, marked: str, *paths: str) -> Suite:
 def release(version: str) -> Suite:
     """What has to hold on every release of torch, on one; a machine whose index lacks it says so."""
     return Suite(f"torch {version}", (PYTHON, "tests/releases/lane.py", version, "--if-there"))
+
+
+def walk(page: str) -> Suite:
+    """A page, from an empty environment, as its reader goes through it."""
+    return Suite(f"walk {Path(page).stem}", (PYTHON, "tests/walks/walk.py", page))
 
 
 def made(target: str, cores: int = 1) -> Suite:
@@ -100,6 +109,7 @@ NIGHTLY = (
     made("test-properties"),
     made("test-bounds", 2),
     *map(release, RELEASES),
+    *map(walk, WALKS),
 )
 
 

@@ -182,7 +182,9 @@ def exported(registry: CollectorRegistry, app: FastAPI | None = None) -> Iterato
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ServiceError(f"{_ENDPOINT} is set, and {error.name} is not installed: install remat[telemetry]") from None
+        raise ServiceError(
+            f"{_ENDPOINT} is set, and {error.name} is not installed: run pip install '.[telemetry]' in a clone of remat"
+        ) from None
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "remat-service")})
     closing: list[Callable[[], object]] = []
     if traces:

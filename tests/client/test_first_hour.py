@@ -263,7 +263,7 @@ def test_the_picture_of_an_answer_has_the_curves_of_both_replays(monkeypatch: py
     with pytest.raises(InvalidData, match="the answer has no plan"):
         plot(problem, replace(answer, plan=None))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InvalidData, match=r"install remat\[plot\]"):
+    with pytest.raises(InvalidData, match=r"pip install '\.\[plot\]'"):
         plot(problem, answer)
 
 

@@ -307,7 +307,7 @@ def test_the_local_solver_is_found_by_its_entry_point(here: Settings) -> None:
 
 
 def test_without_a_solver_local_says_what_to_do(here: Settings, no_solver: None) -> None:
-    with pytest.raises(InvalidData, match=r"remat\[solver\]"):
+    with pytest.raises(InvalidData, match=r"pip install '\.\[solver\]'"):
         planner_for("local", given=here)
     assert planner_for(given=here).plan(PROBLEM).method == "greedy"
 

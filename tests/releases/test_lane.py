@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +36,7 @@ from remat.training.enable import plans_of
 from remat_ir import Answer, Offload, Problem, plain_plan
 
 Call = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 
 class Again:
@@ -238,6 +244,18 @@ def test_the_peak_is_the_predicted_one() -> None:
     (made,) = plans_of(module).plans
     assert peak() == pytest.approx(made.activation_bytes, rel=0.01)
     assert made.activation_bytes < 0.5 * plain
+
+
+@pytest.mark.slow
+def test_an_install_does_not_replace_the_torch_that_is_there() -> None:
+    """What `pip install '.[torch,solver]'` would install here, older as this torch may be, is not a torch."""
+    pip = (sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-")
+    there = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    done = subprocess.run((*pip, f"{ROOT}[torch,solver]"), check=False, capture_output=True, text=True, env=there)
+    assert done.returncode == 0, done.stderr
+    named = {each["metadata"]["name"].lower() for each in json.loads(done.stdout)["install"]}
+    assert "remat" in named
+    assert "torch" not in named
 
 
 @pytest.mark.thorough

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}(?: title=.*)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_json_blocks_parse() -> None:
@@ -78,7 +78,8 @@ def test_commands_are_those_there_are() -> None:
     homes = {"remat": "remat.cli.app", "remat-service": "remat_service.cli"}
     groups = {name: typer.main.get_command(importlib.import_module(home).app) for name, home in homes.items()}
     for page in PAGES:
-        for line in "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
+        shown = [*blocks(page, "sh"), *re.findall(r"^\$ (.*)$", page.read_text(), re.MULTILINE)]
+        for line in "\n".join(shown).replace("\\\n", " ").splitlines():
             check_command(line, groups, page)
 
 
@@ -128,6 +129,12 @@ def test_the_readme_shows_what_was_measured() -> None:
     """Its table is the one that the measured rows give."""
     check = [sys.executable, "-m", "benchmarks.training.summary", "--check"]
     assert subprocess.run(check, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def test_nothing_is_installed_by_a_name_that_others_could_take() -> None:
+    """Nothing is on an index yet: pages and messages name the clone."""
+    said = [*PAGES, *(path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py")))]
+    assert [path for path in said if re.search(r"install '?remat\b", path.read_text())] == []
 
 
 def test_the_faq_quotes_messages_that_exist() -> None:

@@ -85,7 +85,9 @@ def target(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise InvalidData("this command captures a model and needs torch; install remat[torch]") from None
+        raise InvalidData(
+            "this command captures a model and needs torch; run pip install '.[torch]' in a clone of remat"
+        ) from None
 
 
 def told(found: Any, console: Console) -> None:

@@ -318,7 +318,9 @@ def _figure() -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidData("pictures need matplotlib; install remat[plot], or leave --png out") from None
+        raise InvalidData(
+            "pictures need matplotlib; run pip install '.[plot]' in a clone of remat, or leave --png out"
+        ) from None
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()

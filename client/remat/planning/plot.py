@@ -47,7 +47,7 @@ def figure_of(panels: int) -> tuple[Any, list[Any]]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidData("pictures need matplotlib; install remat[plot]") from None
+        raise InvalidData("pictures need matplotlib; run pip install '.[plot]' in a clone of remat") from None
     figure = Figure(figsize=(9, 3.6 * panels), layout="constrained")
     return figure, list(figure.subplots(panels, squeeze=False)[:, 0])
 

@@ -121,11 +121,15 @@ def solver_door(name: str) -> Callable[..., Any]:
     """
     found = entry_points(group="remat.planners", name=name)
     if not found:
-        raise InvalidData("no solver is installed here; install remat[solver], or set REMAT_BASE_URL to a service")
+        raise InvalidData(
+            "no solver is installed here; run pip install '.[solver]' in a clone of remat, or set REMAT_BASE_URL"
+        )
     try:
         door: Callable[..., Any] = next(iter(found)).load()
     except (ImportError, AttributeError) as error:
-        raise InvalidData(f"the solver is installed but cannot be loaded: {error}; install remat[solver]") from None
+        raise InvalidData(
+            f"the solver is installed but cannot be loaded: {error}; run pip install '.[solver]' in a clone of remat"
+        ) from None
     return door
 
 

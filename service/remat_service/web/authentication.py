@@ -212,7 +212,8 @@ class Tokens:
                 import jwt  # noqa: F401
             except ImportError:
                 raise ServiceError(
-                    "REMAT_OIDC_ISSUER is set, and PyJWT is not installed: install remat[oidc]"
+                    "REMAT_OIDC_ISSUER is set, and PyJWT is not installed: "
+                    "run pip install '.[oidc]' in a clone of remat"
                 ) from None
 
     def takes(self, token: str) -> bool:

@@ -121,12 +121,14 @@
       main.append(form, note);
       return;
     }
-    const tools = el("div", { class: "row", hidden: true });
+    const tools = el("div", { class: "row", hidden: true }), name = el("p", { class: "eyebrow" });
+    main.prepend(el("p", {}, el("a", { href: "#/" }, "← All solves")), name);
     main.append(note, box, tools, why, rows, el("details", {}, el("summary", {}, "Draw another curve"), form));
     let wait = 0;
     while (current()) {
       const sweeps = await Promise.all(ids.split(",").map((id) => service.sweep(id, wait)));
       const total = current() ? await totalOf(sweeps) : 0;
+      if (!wait && current()) name.textContent = (await service.nameOf(sweeps[0].solves[0].id)) || "";
       if (!current()) return;
       const mine = sweeps[0].solves, planned = mine.filter((s) => s.overhead !== null).length,
         ended = sweeps.every((s) => s.ended), { chart, items } = draw(box, sweeps, total);
