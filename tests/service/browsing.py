@@ -59,10 +59,9 @@ class Visit:
         raise AssertionError(f"{selector} is not reached by {most} tabs")
 
     def unfold(self) -> None:
-        """Open the form, which is folded on a phone."""
-        form = self.tab.locator("details.folded")
-        if form.get_attribute("open") is None:
-            form.locator("summary").first.click()
+        """Open the forms, which are folded on a phone."""
+        for form in self.tab.locator("details.folded:not([open]) > summary").all()[::-1]:
+            form.click()
 
     def fits(self) -> bool:
         """Whether nothing is wider than the screen."""

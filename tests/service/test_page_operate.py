@@ -54,6 +54,7 @@ def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service
     expect(tab.get_by_text("Nothing waits or runs.")).to_be_visible()
     assert team.http.get(f"/v1/solves/{sent.json()['id']}").json()["limit"] == "cancel"
 
+    visit.unfold()
     tab.fill("input[name=name]", name)
     tab.fill("input[name=most_running]", "many")
     tab.get_by_role("button", name="Save the tenant").click()

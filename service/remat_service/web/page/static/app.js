@@ -110,7 +110,8 @@
       if (error.status === 401 || error.status === 403) signIn(error);
       else if (error.status === 404 || error.status === 410 || error.status === 422) {
         main.replaceChildren();
-        missing(main, `${error.message[0].toUpperCase()}${error.message.slice(1)}.`);
+        missing(main, error.status === 422 ? `“${rest.join("/")}” is no id.`
+            : `${error.message[0].toUpperCase()}${error.message.slice(1)}.`);
       } else {
         main.append(el("p", { class: "error" }, error.message, " ", el("button", { onclick: turnTo }, "Try again")));
       }

@@ -11,7 +11,10 @@
 
   function table(search) {
     const heads = ["Batch", "State", "More time", "Peak", "Solving", "Solve"];
-    const rows = search.solves.map((s, i) => [search.batches[i], state(inSearch(s)), signed(s.overhead),
+    // a larger batch that has a plan takes more time than was asked for
+    const slow = (s, i) => search.ended && s.peak_bytes && search.batches[i] > search.best_batch;
+    const rows = search.solves.map((s, i) => [search.batches[i],
+      [state(inSearch(s)), slow(s, i) ? el("span", { class: "soft" }, " too slow") : null], signed(s.overhead),
       bytes(s.peak_bytes), seconds(s.seconds),
       el("a", { href: `#/solve/${s.id}`, title: s.message },
         s.id === search.best_solve ? "the plan of the largest" : "plan")]);
@@ -25,13 +28,14 @@
 
   async function page(main, current, { tell, pause }, id) {
     const found = el("p", { class: "headline", "aria-live": "polite" }), about = el("p", { class: "soft" }),
-      rows = el("div"),
+      name = el("p", { class: "eyebrow" }), rows = el("div"),
       cancel = el("button", { hidden: true, onclick: () => service.cancelBatch(id).catch(tell) },
         "Cancel and keep the largest so far");
-    main.append(el("p", {}, el("a", { href: "#/" }, "← All solves")), el("h1", {}, "Largest batch"), found, about,
+    main.append(el("p", {}, el("a", { href: "#/" }, "← All solves")), name, el("h1", {}, "Largest batch"), found, about,
       cancel, rows);
     for (let wait = 0; current(); wait = 1) {
       const search = await service.batch(id, wait);
+      if (!wait && search.solves.length) name.textContent = (await service.nameOf(search.solves[0].id)) || "";
       if (!current()) return;
       const text = search.bound === null
           ? `${search.best_batch ? `a batch of ${search.best_batch}` : "none"} of those named trains`

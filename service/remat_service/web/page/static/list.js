@@ -55,7 +55,7 @@
           : state(s.group && s.group.kind === "max-batch" ? inSearch(s) : s),
         cancel],
       share(s), bytes(s.budget_bytes), signed(s.overhead), s.gap === 0 ? "0 %" : percent(s.gap), s.ops ?? "–",
-      seconds(s.seconds), (SOURCES[s.cache] || "–").replace("solved for this request", "solved") +
+      seconds(s.seconds), (ended(s) && SOURCES[s.cache] || "–").replace("solved for this request", "solved") +
         (s.joined ? `, shared by ${s.joined + 1}` : "")];
     return el("tr", { class: inner ? "inner" : null },
       cells.map((c, i) =>
@@ -191,10 +191,12 @@
       body.replaceChildren(
         ...shown.flatMap((s) => [row(s, tools),
           ...((s.group && open.get(s.group.id)) || []).map((m) => row(m, tools, true))]));
-    const sample = el("button", { hidden: true, onclick: () => planSample().catch(tell) }, "Plan a sample");
-    main.append(el("h1", {}, "Solves"), Remat.fields.folded("Plan a problem", planForm()), filters(asked, fold),
-      el("div", { class: "row picks" }, compare, note),
-      el("div", { class: "scroll" }, el("table", { class: "cards solves" }, head(asked), body)), empty, sample,
+    const sample = el("button", { class: "primary", hidden: true, onclick: () => planSample().catch(tell) },
+        "Plan a sample"),
+      choose = filters(asked, fold),
+      table = el("div", { class: "scroll" }, el("table", { class: "cards solves" }, head(asked), body));
+    main.append(el("h1", {}, "Solves"), Remat.fields.folded("Plan a problem", planForm()), choose,
+      el("div", { class: "row picks" }, compare, note), table, empty, sample,
       el("div", { class: "row pages" }, newer, older));
     picks();
     while (current()) {
@@ -212,8 +214,10 @@
         older.hidden = !next;
         note.parentNode.hidden = !shown.length;
         if (!body.contains(document.activeElement) || !body.isConnected || body.children.length === 0) draw();
-        sample.hidden = shown.length || asked.search || asked.state;
-        empty.textContent = shown.length ? "" : asked.search || asked.state ? "No solve is like that."
+        const all = shown.length || asked.search || asked.state;
+        sample.hidden = all;
+        choose.hidden = table.hidden = !all;
+        empty.textContent = shown.length ? "" : all ? "No solve is like that."
             : "Nothing has been solved here yet. Choose a graph file above, plan a sample, or run a training job " +
               "with REMAT_BASE_URL set to this address.";
         tell(null);

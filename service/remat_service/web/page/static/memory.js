@@ -102,8 +102,8 @@
       c.arc(px, py, 5 * dpr, 0, 7);
       c.fill();
       c.stroke();
-      const flip = px > left + 0.7 * width;
-      text(`peak ${bytes(run.peak)}`, px + (flip ? -9 : 9) * dpr, py + 18 * dpr, flip ? "right" : "left", "--ink");
+      const label = `peak ${bytes(run.peak)}`, flip = px + 12 * dpr + c.measureText(label).width > left + width;
+      text(label, px + (flip ? -9 : 9) * dpr, py + 18 * dpr, flip ? "right" : "left", "--ink");
     }
     c.restore();
   }

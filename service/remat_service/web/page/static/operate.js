@@ -4,7 +4,7 @@
   const { el, bytes, seconds, percent, ago, wrong } = Remat.words, ask = Remat.service.operator;
 
   const QUOTAS = [["most_running", "Running at once"], ["most_queued", "Waiting at once"],
-    ["most_solver_seconds", "Solver seconds"], ["most_stored_bytes", "Stored bytes"],
+    ["most_solver_seconds", "Solver seconds a day"], ["most_stored_bytes", "Stored bytes"],
     ["most_requests", "Kept requests"], ["most_profiles", "Stored profiles"]];
   const SCOPES = [["solve read", "plan and read"], ["read", "read"], ["operate", "operate the service"]];
 
@@ -53,7 +53,7 @@
   function solvesTable(solves, tell, after) {
     const heads = [["Solve"], ["Tenant"], ["State"], ["Method"], ["Worker"], ["Asked for by", "n"],
       ["Solver time", "n"], ["Queued"], [""]];
-    const row = (s) => [s.id.slice(0, 8), s.tenant, s.state === "queued" ? "waiting" : s.state, s.method,
+    const row = (s) => [s.id.slice(0, 13), s.tenant, s.state === "queued" ? "waiting" : s.state, s.method,
       s.worker || "–", s.requests, seconds(s.spent_s), ago(s.queued_at),
       el("button", { "aria-label": `End solve ${s.id}`, onclick: act(tell, () => ask.cancel(s.id), after) }, "End")];
     return table("Waiting and running, of all tenants", heads, solves.map(row), "Nothing waits or runs.");
@@ -61,7 +61,8 @@
 
   function limits(tenant) {
     const set = QUOTAS.filter(([name]) => tenant[name] !== null);
-    const said = (name) => (name === "most_stored_bytes" ? bytes(tenant[name]) : tenant[name]);
+    const units = { most_stored_bytes: bytes, most_solver_seconds: seconds },
+      said = (name) => (units[name] || String)(tenant[name]);
     return set.length ? set.map(([name, title]) => el("span", { class: "block" }, `${title}: ${said(name)}`)) : "none";
   }
 
@@ -145,8 +146,9 @@
         change.input(name).value = tenant[name] ?? "";
     });
     main.append(el("h1", {}, "Operation"), top, el("h2", {}, "Solves"), solves, el("h2", {}, "Tenants"), tenants,
-      el("section", { class: "card" }, change.node), el("h2", {}, "API keys"), keys,
-      el("section", { class: "card" }, keyForm(shown, refresh).node, shown));
+      Remat.fields.folded("Make or change a tenant", el("section", { class: "card" }, change.node)),
+      el("h2", {}, "API keys"), keys,
+      Remat.fields.folded("Make a key", el("section", { class: "card" }, keyForm(shown, refresh).node, shown)));
     while (current()) {
       await refresh();
       await pause(2000);

@@ -50,7 +50,7 @@
               el("tr", {}, el("td", { class: "n", "data-label": heads[0] }, bytes(budget)),
                 sweeps.map((_, i) => cell(row[i], i)),
                 el("td", { class: "n", "data-label": "From optimal" }, percent(row[0] && row[0].gap)),
-                el("td", { "data-label": "State" }, row[0] ? state(row[0]) : ""),
+                el("td", { "data-label": "State" }, row[0] ? state(row[0]) : "–"),
                 el("td", { class: "n", "data-label": "Solving" }, seconds(row[0] && row[0].seconds)))))));
   }
 

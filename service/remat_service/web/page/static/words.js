@@ -23,7 +23,8 @@ window.Remat = window.Remat || {};
   }
   const signed = (f) => (f === null || f === undefined ? "–" : f > 0 ? `+${percent(f)}` : percent(f));
   const seconds = (s) => s === null || s === undefined ? "–" : s < 1 ? `${s.toFixed(2)} s` : s < 10
-          ? `${s.toFixed(1)} s` : `${Math.round(s)} s`;
+          ? `${s.toFixed(1)} s` : s < 600 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min`
+            : `${Number((s / 3600).toPrecision(3))} h`;
 
   function ago(iso) {
     const then = new Date(iso), s = (Date.now() - then) / 1000;
