@@ -187,8 +187,9 @@ def test_the_quick_start_of_a_platform_team_as_written(tmp_path: Path) -> None:
         return httpx2.Client(base_url=said.split()[-1].replace("0.0.0.0", "127.0.0.1"), timeout=60, trust_env=False)
 
     try:
-        install, serve = _blocks("One process", page)
-        assert install == "pip install '.[service]'"
+        install, warm, serve, doctor = _blocks("One process", page)
+        assert (install, warm) == ("pip install '.[service]'", "remat warm")
+        assert doctor.endswith("8750 remat doctor")
         assert served(serve).get("/readyz").status_code == 200
         shell.stop()
         export, first, second, serve, *groups, quota = _blocks("Keys and teams", page)
@@ -208,9 +209,11 @@ def test_the_quick_start_of_a_platform_team_as_written(tmp_path: Path) -> None:
         ]
         checked(problem, answers[0])
         assert [answer["cache"] for answer in answers] == ["miss", "hit"]  # a group shares
-        (look,) = _blocks("Watch it", page)
+        look, scrape = _blocks("Watch it", page)
+        assert scrape.startswith("curl -s http://127.0.0.1:9100/metrics")
         assert "vision" in shell.run(look)
-        (copy,) = _blocks("Back up and upgrade", page)
+        dump, copy = _blocks("Back up and upgrade", page)
+        assert dump.startswith("pg_dump ")  # `test_a_cluster_and_its_back_up_as_written` runs it
         shell.run(copy)
         assert (tmp_path / "planner-copy.sqlite").stat().st_size > 0
     finally:
