@@ -128,7 +128,7 @@ def blocks(text: str) -> list[Block]:
     found = []
     for match in FENCE.finditer(text):
         before = text[: match.start(3)]
-        found.append(Block(before.count("\n") + 1, *match.groups(), before.count("\n## ")))
+        found.append(Block(before.count("\n") + 1, match[1], match[2], match[3], before.count("\n## ")))
     return found
 
 
