@@ -35,7 +35,7 @@ class Layers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(64) for _ in range(6))
+        self.layers = nn.ModuleList(Block(64) for _ in range(12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Through all blocks."""
