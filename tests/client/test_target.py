@@ -234,6 +234,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
         (("0.5", "1.5"), "at most 1"),
         (("name", "nome"), "nome is none of the fields"),
         (("peak = {", "peak = {x"), "peak has operations per second by .* not xbfloat16"),
+        (("name =", "capability = 9\nname ="), "capability must be two numbers"),
         (("= {", "{"), "is no TOML"),
     ],
 )

@@ -2,7 +2,7 @@
 
 The shares and the time of a launch are not measured: they are what well-known kernels are reported to reach on Ampere
 and Hopper for the sizes of training, rounded. They stand in one place so that a table of your own can replace them.
-No figure of this module was taken on a GPU by this project.
+No figure here was taken on a GPU by this project.
 """
 
 from __future__ import annotations
@@ -77,151 +77,12 @@ class Target:
         return self.memory_bytes - self.context_bytes
 
 
-_HOPPER = {"bfloat16": 989e12, "float16": 989e12, "tf32": 495e12, "float32": 67e12, "float64": 34e12, "float8": 1979e12}
-
-TARGETS: Mapping[str, Target] = {
-    "a100": Target(
-        "NVIDIA A100-SXM4-80GB",
-        81152 * 2**20,
-        2.039e12,
-        {"bfloat16": 312e12, "float16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 9.7e12},
-        capability=(8, 0),
-        source="NVIDIA's data sheet of the A100, SXM",
-    ),
-    "h100": Target("NVIDIA H100 80GB HBM3", 81079 * 2**20, 3.35e12, _HOPPER, source="NVIDIA's data sheet, SXM"),
-    "h200": Target("NVIDIA H200", 143155 * 2**20, 4.8e12, _HOPPER, source="NVIDIA's data sheet, SXM"),
-    "l40s": Target(
-        "NVIDIA L40S",
-        45488 * 2**20,
-        0.864e12,
-        {
-            "bfloat16": 362e12,
-            "float16": 362e12,
-            "tf32": 183e12,
-            "float32": 91.6e12,
-            "float64": 1.4e12,
-            "float8": 733e12,
-        },
-        capability=(8, 9),
-        source="NVIDIA's data sheet, ECC on",
-    ),
-    "rtx3090": Target(
-        "NVIDIA GeForce RTX 3090",
-        24576 * 2**20,
-        0.936e12,
-        {"bfloat16": 71e12, "float16": 71e12, "tf32": 35.6e12, "float32": 35.6e12, "float64": 0.556e12},
-        capability=(8, 6),
-        source="NVIDIA's GA102 white paper; products of halves summed in float32",
-    ),
-    "rtx4090": Target(
-        "NVIDIA GeForce RTX 4090",
-        24564 * 2**20,
-        1.008e12,
-        {
-            "bfloat16": 165.2e12,
-            "float16": 165.2e12,
-            "tf32": 82.6e12,
-            "float32": 82.6e12,
-            "float64": 1.29e12,
-            "float8": 330.3e12,
-        },
-        capability=(8, 9),
-        source="NVIDIA's Ada white paper; products of halves summed in float32",
-    ),
-    "rtx5090": Target(
-        "NVIDIA GeForce RTX 5090",
-        32607 * 2**20,
-        1.792e12,
-        {
-            "bfloat16": 209.5e12,
-            "float16": 209.5e12,
-            "tf32": 104.8e12,
-            "float32": 104.8e12,
-            "float64": 1.64e12,
-            "float8": 419e12,
-        },
-        capability=(12, 0),
-        source="NVIDIA's RTX Blackwell white paper; products of halves summed in float32",
-    ),
-    "a10": Target(
-        "NVIDIA A10",
-        23028 * 2**20,
-        0.6e12,
-        {"bfloat16": 125e12, "float16": 125e12, "tf32": 62.5e12, "float32": 31.2e12, "float64": 0.976e12},
-        capability=(8, 6),
-        source="NVIDIA's data sheet, ECC on",
-    ),
-    "l4": Target(
-        "NVIDIA L4",
-        23034 * 2**20,
-        0.3e12,
-        {
-            "bfloat16": 121e12,
-            "float16": 121e12,
-            "tf32": 60e12,
-            "float32": 30.3e12,
-            "float64": 0.47e12,
-            "float8": 242e12,
-        },
-        capability=(8, 9),
-        source="NVIDIA's data sheet, ECC on",
-    ),
-    "t4": Target(
-        "Tesla T4",
-        15360 * 2**20,
-        0.32e12,
-        {"bfloat16": 8.1e12, "float16": 65e12, "float32": 8.1e12, "float64": 0.253e12},
-        capability=(7, 5),
-        source="NVIDIA's data sheet; bfloat16 has no units of its own there and counts as float32",
-    ),
-    "v100": Target(
-        "Tesla V100-SXM2-32GB",
-        32768 * 2**20,
-        0.9e12,
-        {"bfloat16": 15.7e12, "float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
-        capability=(7, 0),
-        source="NVIDIA's data sheet, SXM2; bfloat16 has no units of its own there and counts as float32",
-    ),
-    "mi300x": Target(
-        "AMD Instinct MI300X",
-        196592 * 2**20,
-        5.3e12,
-        {
-            "bfloat16": 1307.4e12,
-            "float16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-            "float8": 2614.9e12,
-        },
-        source="AMD's data sheet; the kernels are those that torch has on CUDA",
-    ),
-    "flops": Target(
-        "Tesla V100, costs in operations",
-        16384 * 2**20,
-        0.9e12,
-        {"float32": 15.7e12},
-        capability=(7, 0),
-        counts_operations=True,
-        source="Checkmate, Section 4.2: costs are operations, the memory is that of the paper's V100",
-    ),
-    "gaudi3": Target(
-        "Intel Gaudi 3",
-        128 * 2**30,
-        3.67e12,
-        {"bfloat16": 1835e12, "float16": 1835e12, "float32": 14.3e12, "float64": 7.2e12, "float8": 1835e12},
-        source="Intel's paper at Hot Chips 2024; float32 is assumed to have half the rate of bfloat16 on its vector "
-        "units (28.7 TFLOP/s), float64 half of that; the kernels are those that torch has on CUDA",
-    ),
-}
-"""Dense peaks and bandwidths. No figure was taken on such a device by this project: see each `source`."""
-
-
 def target_of(text: str | Target) -> Target:
     """A device by its short name, or from a table in a TOML or JSON file.
 
     The table has the fields of `Target`: `name`, `memory` ("80GiB"), `bandwidth` (bytes per second) and `peak`
-    (operations per second by dtype); `achieved`, `launch_ns`, `context` and `profiles` where the usual ones are wrong.
+    (operations per second by dtype); `achieved`, `launch_ns`, `context`, `profiles` and `capability` where the usual
+    ones are wrong.
 
     Example:
         >>> target_of("h100").name, round(target_of("h100").memory_bytes / 2**30, 1)
@@ -271,9 +132,7 @@ def _named(text: str) -> str | None:
 def _read(data: Any) -> Target:
     if not isinstance(data, Mapping):
         raise InvalidData("it must have the fields name, memory, bandwidth and peak")
-    known = {"memory": "memory_bytes", "context": "context_bytes"}
-    known |= {f.name: f.name for f in fields(Target) if not f.name.endswith("_bytes")}
-    del known["capability"], known["counts_operations"]
+    known = {"memory", "context", *(f.name for f in fields(Target) if not f.name.endswith("_bytes"))}
     for word in data:
         if word not in known:
             raise InvalidData(f"{word} is none of the fields {', '.join(sorted(known))}")
@@ -281,14 +140,16 @@ def _read(data: Any) -> Target:
         if word not in data:
             raise InvalidData(f"{word} is missing")
     found = Target(
-        _text(data, "name"),
-        bytes_of(data["memory"]),
-        _number(data["bandwidth"], "bandwidth"),
-        {dtype: _number(value, f"peak.{dtype}") for dtype, value in _table(data, "peak").items()},
-        {**ACHIEVED, **{name: _share(name, value) for name, value in _table(data, "achieved").items()}},
-        int(_number(data.get("launch_ns", LAUNCH_NS), "launch_ns")),
-        bytes_of(data.get("context", CONTEXT_BYTES)),
-        _text(data, "profiles"),
+        name=_text(data, "name"),
+        memory_bytes=bytes_of(data["memory"]),
+        bandwidth=_number(data["bandwidth"], "bandwidth"),
+        peak={dtype: _number(value, f"peak.{dtype}") for dtype, value in _table(data, "peak").items()},
+        achieved={**ACHIEVED, **{name: _share(name, value) for name, value in _table(data, "achieved").items()}},
+        launch_ns=int(_number(data.get("launch_ns", LAUNCH_NS), "launch_ns")),
+        context_bytes=bytes_of(data.get("context", CONTEXT_BYTES)),
+        profiles=_text(data, "profiles"),
+        capability=_capability(data.get("capability", (9, 0))),
+        counts_operations=data.get("counts_operations") is True,
         source=_text(data, "source"),
     )
     unknown = sorted(set(found.peak) - set(DTYPES))
@@ -299,6 +160,12 @@ def _read(data: Any) -> Target:
     if found.usable_bytes <= 0:
         raise InvalidData("context leaves nothing of memory")
     return found
+
+
+def _capability(value: Any) -> tuple[int, int]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(type(part) is int for part in value):
+        raise InvalidData(f"capability must be two numbers such as [9, 0], not {value!r}")
+    return value[0], value[1]
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
@@ -328,3 +195,10 @@ def _share(name: str, value: object) -> float:
     if share > 1:
         raise InvalidData(f"achieved.{name} must be at most 1, not {value!r}")
     return share
+
+
+TARGETS: Mapping[str, Target] = {
+    name: _read(table)
+    for name, table in tomllib.loads(Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")).items()
+}
+"""The devices that have a short name; `devices.toml` has their figures, each with its source."""
