@@ -103,6 +103,11 @@ class Device(ABC):
         """Put back what `generator_state` gave."""
 
 
+def clock_ns() -> int:
+    """Processor time where torch uses one thread, to which other work on the machine adds nothing; else wall time."""
+    return time.thread_time_ns() if torch.get_num_threads() == 1 else time.perf_counter_ns()
+
+
 class Host(Device):
     """The CPU, and any kind of device whose memory torch does not report."""
 
@@ -119,12 +124,11 @@ class Host(Device):
         return nullcontext()
 
     def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
-        """By the thread's own clock where torch uses one thread: other work on the machine adds nothing to it."""
+        """By `clock_ns`."""
         before()
-        clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
-        start = clock()
+        start = clock_ns()
         run()
-        return clock() - start
+        return clock_ns() - start
 
     @property
     def cache_bytes(self) -> int:

@@ -238,7 +238,7 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def counted(calls: Any, cuda: Any) -> dict[str, int]:
         timed.append(len(calls))
-        return times(calls, cuda)
+        return times(calls, cuda).costs
 
     monkeypatch.setattr(profile, "times", counted)
     module, table = Net(), DiskProfiles(tmp_path)

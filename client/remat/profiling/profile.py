@@ -27,6 +27,7 @@ from ..errors import CaptureError
 from .collectives import Meeting, collective_costs, no_collectives
 from .inputs import DEPTHS, arguments
 from .measure import Window
+from .roofline import outliers
 from .timing import VERSION, Costs, elements, fitted_cost, rounded, same_kernels, times
 
 log = logging.getLogger("remat")
@@ -40,9 +41,15 @@ CALL_NS, MOST_BYTES_PER_NS = 100, 50_000
 """No call of a kernel takes less, and no memory is written faster: 50 TB/s is twice what caches of accelerators do."""
 
 
-CHECKED, APART, WORTH_NS = 3, 2.0, 1_000_000
-"""So many of a table's costliest kernels are measured again, which are off by more than this factor where the table is
-not believed; below this time together none is."""
+CHECKED, WORTH_NS = 3, 1_000_000
+"""So many of a table's costliest kernels are measured again, unless they take less than this together."""
+
+SUSPECTS = 8
+"""So many at most of those that `outliers` finds are measured again, too."""
+
+SAID, APART, NOISE_NS = 1.3, 2.0, 100_000
+"""By the first factor table and measurement differ for the log to say so; a cost that is off by more than the second
+one, and by more than this time, is not believed."""
 
 
 class Table(Meeting, Protocol):
@@ -51,6 +58,8 @@ class Table(Meeting, Protocol):
     alone: bool
 
     def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+    def forget(self, device: str, signatures: Iterable[str]) -> None: ...
 
 
 class Profiled(NamedTuple):
@@ -61,6 +70,7 @@ class Profiled(NamedTuple):
         fitted: those whose time was not measured but follows from two other sizes.
         neighbours: those that could not be measured, and take the cost of the kernel whose size is nearest.
         elements: of what each of them reads and writes: by these the costs at other sizes are fitted.
+        spread: how far the samples of what was timed here lay apart, as `spread_of` has it; None: nothing was timed.
     """
 
     kernels: Mapping[fx.Node, Measured]
@@ -70,6 +80,7 @@ class Profiled(NamedTuple):
     fitted: frozenset[fx.Node] = frozenset()
     neighbours: frozenset[fx.Node] = frozenset()
     elements: Mapping[fx.Node, int] = MappingProxyType({})
+    spread: float | None = None
 
     def of(self, like: Mapping[fx.Node, fx.Node]) -> Profiled:
         """The same of the kernels of another graph, which has a node like each of these."""
@@ -125,25 +136,28 @@ def profile_kernels(
     collectives = [n for n in kernels if _compat.is_collective(n.target)]
     known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
+    told: dict[str, Measured] = {}
     if table is not None:
-        found = as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
-        known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
-    of_table = {s: m for s, m in known.items() if s in by_signature}
-    timed = table is not None and not device.startswith("meta ") and not sizes  # at the first one it is looked at
-    doubted = timed and _contradicted(of_table, by_signature, given or {})
-    own = doubted and table is not None and table.alone
-    known = {s: m for s, m in known.items() if not own or s not in by_signature}
+        told = as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
+        told = told if device.startswith("meta ") else believed(told, {s: [n] for s, n in by_signature.items()})
+    doubted: dict[str, Measured | None] = {}
+    if table is not None and not device.startswith("meta ") and not sizes:  # at the first size it is looked at
+        doubted = _contradicted(told, by_signature, given or {}, table.alone)
+        table.forget(device, doubted)
+    known |= {s: m for s, m in told.items() if s not in doubted}
     shared = sum(s in known for s in by_signature)
-    unknown = {s: n for s, n in by_signature.items() if s not in known}
+    again = {s: m for s, m in doubted.items() if m is not None}
+    unknown = {s: n for s, n in by_signature.items() if s not in known and s not in again}
     fitted = _fitted(kernels, unknown, sizes)
     apart = {s for s, n in unknown.items() if is_unknown(n) and custom_name(n) not in functional}
-    fresh = _measure({s: n for s, n in unknown.items() if s not in apart}, fitted, given or {})
+    fresh, spread = _measure({s: n for s, n in unknown.items() if s not in apart}, fitted, given or {})
     refused = {s: n for s, n in unknown.items() if s not in fresh}
+    fresh |= again
     measured = {by_signature[s]: m for s, m in (known | fresh).items() if s in by_signature}
     fresh |= {s: _nearest(n, measured) for s, n in refused.items()}
-    if table is not None and unknown:  # the same calls in all processes, whatever each of them could measure
+    if table is not None and fresh:  # the same calls in all processes, whatever each of them could measure
         stands = _shared(table, device, fresh, {*refused, *fitted})
-        fresh |= {} if own else stands
+        fresh |= {s: m for s, m in stands.items() if s not in doubted}
     known |= fresh
     return Profiled(
         {n: known[s] for n, s in signature_of.items()},
@@ -153,6 +167,7 @@ def profile_kernels(
         frozenset(n for n, s in signature_of.items() if s in fitted),
         frozenset(n for n, s in signature_of.items() if s in refused),
         {n: elements(n) for n in kernels},
+        spread,
     )
 
 
@@ -187,23 +202,41 @@ def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node
     return fine
 
 
-def _contradicted(shared: Mapping[str, Measured], nodes: Mapping[str, fx.Node], given: Given) -> bool:
-    """Whether the costliest kernels of a table take another time here; the log warns."""
-    costliest = sorted(shared, key=lambda s: (-shared[s].cost_ns, s))[:CHECKED]
-    if sum(shared[s].cost_ns for s in costliest) < WORTH_NS:
-        return False
-    found = _measure({s: nodes[s] for s in costliest if not is_unknown(nodes[s])}, {}, given)
-    here, told = sum(m.cost_ns for m in found.values()), sum(shared[s].cost_ns for s in found)
-    if not found or max(here, told) <= APART * min(here, told) + WORTH_NS:
-        return False
-    log.warning(
-        "the profile table says %s for %d kernels that take %s here, so that the kernels of this step are measured "
-        "anew: this machine, or the one that filled the table, was busy with other work",
-        duration(told),
-        len(found),
-        duration(here),
-    )
-    return True
+def _contradicted(
+    told: Mapping[str, Measured], nodes: Mapping[str, fx.Node], given: Given, alone: bool
+) -> dict[str, Measured | None]:
+    """Which costs of a table are not believed here, with what was measured instead; None: it has still to be measured.
+
+    Measured again are its costliest kernels, and those that are far off what the others of the step suggest. Where most
+    of the costliest are off, so is the whole table; else each cost stands or falls by itself.
+
+    Args:
+        alone: whether what is found here counts; else the log alone has it, since other processes use the table, too.
+    """
+    costliest = sorted(told, key=lambda s: (-told[s].cost_ns, s))[:CHECKED]
+    if sum(told[s].cost_ns for s in costliest) < WORTH_NS:
+        return {}
+    suspects = outliers({s: m.cost_ns for s, m in told.items()}, nodes)[:SUSPECTS]
+    looked_at = {s: nodes[s] for s in (*costliest, *suspects) if not is_unknown(nodes[s])}
+    found, _ = _measure(looked_at, {}, given)
+    off = {s: m for s, m in found.items() if _differs(m.cost_ns, told[s].cost_ns, APART, NOISE_NS)}
+    here, there = (sum(costs[s].cost_ns for s in costliest if s in found) for costs in (found, told))
+    whole = 2 * sum(s in off for s in costliest) > sum(s in found for s in costliest)
+    if off or _differs(here, there, SAID, WORTH_NS):
+        log.log(
+            logging.WARNING if off else logging.INFO,
+            "the profile table says %s for %d kernels that take %s here; this machine, or the one that filled the "
+            "table, was busy with other work: %s",
+            duration(sum(told[s].cost_ns for s in found)),
+            len(found),
+            duration(sum(m.cost_ns for m in found.values())),
+            "the table counts" if not (off and alone) else "all are measured anew" if whole else "these count as here",
+        )
+    return {} if not alone else {**dict.fromkeys(told), **found} if whole else dict(off)
+
+
+def _differs(one: int, other: int, factor: float, noise: int) -> bool:
+    return max(one, other) > factor * min(one, other) + noise
 
 
 def _least_ns(nodes: Sequence[fx.Node]) -> int:
@@ -266,10 +299,12 @@ def describe_tensor(tensor: torch.Tensor) -> list[object]:
     return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype), tensor.device.type]
 
 
-def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Given) -> dict[str, Measured]:
-    """Workspaces of those that can be run, and times of those whose time is not given in `fitted`."""
+def _measure(
+    nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Given
+) -> tuple[dict[str, Measured], float | None]:
+    """Workspaces of those that can be run, and times of those whose time is not given in `fitted`; their spread."""
     if not nodes:
-        return {}
+        return {}, None
     if _compat.recording():  # the caller's profiler: another thread has none
         with ThreadPoolExecutor(1) as aside:
             return aside.submit(_measure, nodes, fitted, given).result()
@@ -277,8 +312,9 @@ def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Giv
     with _compat.only_real_tensors(), torch.no_grad():
         makes = _makers(nodes, devices, given)
         spaces = _workspaces(makes, devices)
-        took = {**fitted, **times({s: make for s, make in makes.items() if s not in fitted}, devices)}
-        return {s: Measured(took[s], spaces[s]) for s in sorted(makes)}
+        timed = times({s: make for s, make in makes.items() if s not in fitted}, devices)
+        took = {**fitted, **timed.costs}
+        return {s: Measured(took[s], spaces[s]) for s in sorted(makes)}, timed.spread
 
 
 def _workspaces(makes: Mapping[str, Make], devices: Mapping[str, Device]) -> dict[str, int]:

@@ -6,12 +6,13 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from ..capture.dataflow import tensors
 from ..device import Accelerator, Device
+from .roofline import operands
 
 log = logging.getLogger("remat")
 
@@ -36,7 +37,14 @@ FILLS = 8
 """So often an accelerator fills its cache before a sample, which takes longer than the host needs for a launch."""
 
 
-def times(calls: Mapping[str, Callable[[], Callable[[], object]]], devices: Mapping[str, Device]) -> dict[str, int]:
+class Timed(NamedTuple):
+    """Times in ns by name, and how far their samples lay apart (`spread_of`); None: there were none."""
+
+    costs: dict[str, int]
+    spread: float | None
+
+
+def times(calls: Mapping[str, Callable[[], Callable[[], object]]], devices: Mapping[str, Device]) -> Timed:
     """The time of each kernel in ns, rounded.
 
     Within a step a kernel finds part of what it reads in the caches, and of what it writes nothing: between two calls
@@ -65,6 +73,8 @@ def times(calls: Mapping[str, Callable[[], Callable[[], object]]], devices: Mapp
                     found.extend(_samples(calls[name](), device, crowds[device.device]))
         return spread_of(list(samples.values()))
 
+    if not samples:
+        return Timed({}, None)
     spread, part = take(), 2
     if spread > NOISY:
         again, part = take(), 4
@@ -74,7 +84,8 @@ def times(calls: Mapping[str, Callable[[], Callable[[], object]]], devices: Mapp
             100 * spread,
             100 * again,
         )
-    return {name: rounded(sorted(found)[len(found) // part]) for name, found in samples.items()}
+        spread = again
+    return Timed({name: rounded(sorted(found)[len(found) // part]) for name, found in samples.items()}, spread)
 
 
 def spread_of(samples: Sequence[Sequence[float]]) -> float:
@@ -162,8 +173,7 @@ def fitted_cost(here: int, others: Sequence[tuple[int, int]]) -> int | None:
 
 def elements(node: fx.Node) -> int:
     """The elements of the tensors that a kernel reads and writes."""
-    read = (t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val")))
-    return sum(int(t.numel()) for t in (*read, *tensors(node.meta.get("val"))))
+    return sum(int(t.numel()) for t in operands(node))
 
 
 def same_kernels(kernels: Sequence[fx.Node], others: Sequence[fx.Node]) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from .. import _compat
 from ..capture.dataflow import tensors
@@ -21,25 +20,12 @@ from ..device import NAMED
 from ..planning.profiles import ProfileTable
 from ..profiling.collectives import modelled_collective
 from ..profiling.profile import Profiled, signature
+from ..profiling.roofline import bytes_of, operands, operations_of
 from ..profiling.timing import rounded
 from .devices import Target
 
 _MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "dot", "mv"))
-_REDUCTION = (
-    "sum",
-    "mean",
-    "softmax",
-    "norm",
-    "var",
-    "max",
-    "min",
-    "amax",
-    "argmax",
-    "nll_loss",
-    "loss",
-    "cumsum",
-    "any",
-)
+_REDUCTION = ("sum", "mean", "norm", "var", "max", "min", "loss", "any")
 _GATHER = (
     "embedding",
     "index",
@@ -128,27 +114,16 @@ def class_of(operator: Any) -> str:
 def _modelled(node: fx.Node, kind: str, target: Target) -> Measured:
     if kind == "collective":
         return modelled_collective(node)
-    read = [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
-    made = list(tensors(node.meta.get("val")))
-    share = target.achieved[kind]
-    moved = sum(map(_bytes, (*read, *made)))
+    share, moved = target.achieved[kind], sum(map(bytes_of, operands(node)))
     operations = operations_of(node)
     if target.counts_operations:
-        return Measured(operations or sum(int(t.numel()) for t in made), workspace_bytes(node))
+        made = sum(int(t.numel()) for t in tensors(node.meta.get("val")))
+        return Measured(operations or made, workspace_bytes(node))
     bandwidth = target.bandwidth * (target.achieved["pointwise"] if operations else share)
     seconds = moved / bandwidth
     if operations:
-        seconds = max(seconds, operations / (_peak(target, kind, (*read, *made)) * share))
+        seconds = max(seconds, operations / (_peak(target, kind, operands(node)) * share))
     return Measured(rounded(target.launch_ns + seconds * 1e9), workspace_bytes(node))
-
-
-def operations_of(node: fx.Node) -> int:
-    """Floating-point operations of a product, a convolution or an attention, by torch's own formulas; 0 for others."""
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
-        return 0
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
 def workspace_bytes(node: fx.Node) -> int:
@@ -174,7 +149,7 @@ def _keys_and_values(node: fx.Node) -> int:
     assert isinstance(node.target, _compat.OpOverload)
     backward = "backward" in _compat.operator_name(node.target)
     first = 2 if backward else 1
-    found = [_bytes(a.meta["val"]) for a in node.args[first : first + 2] if isinstance(a, fx.Node)]
+    found = [bytes_of(a.meta["val"]) for a in node.args[first : first + 2] if isinstance(a, fx.Node)]
     return sum(found) * (2 if backward else 1)
 
 
@@ -188,14 +163,6 @@ def _peak(target: Target, kind: str, found: Sequence[torch.Tensor]) -> float:
         library = backends.cudnn.conv if kind == "convolution" else getattr(backends, NAMED.type).matmul
         name = "tf32" if library.fp32_precision == "tf32" and "tf32" in target.peak else name
     return target.peak.get(name, min(target.peak.values()))
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    """What of a tensor lies in memory: an expanded dimension is there once."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= int(size) if stride or size == 0 else 1
-    return elements * tensor.element_size()
 
 
 def spread(recomputed_ns: Mapping[str, int], total_ns: Mapping[str, int], within: float = 0.2) -> tuple[float, float]:

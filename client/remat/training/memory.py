@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +17,7 @@ from remat_ir import Plan, Problem, duration, readable
 from .. import _compat
 from ..capture.dataflow import device_of
 from ..capture.operations import Kind
-from ..device import Device, of
+from ..device import Device, clock_ns, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.link import link_for
 from ..lowering.peak import Instance, moments
@@ -236,14 +235,14 @@ class SelfCheck:
         ahead_ns = 0
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
-            began = perf_counter_ns()
+            began = clock_ns()
             output = function(args)
-            self._note_time(planned, ahead_ns + perf_counter_ns() - began)
+            self._note_time(planned, ahead_ns + clock_ns() - began)
             return output
 
-        began = perf_counter_ns()
+        began = clock_ns()
         output = run(around=backward)
-        ahead_ns = perf_counter_ns() - began
+        ahead_ns = clock_ns() - began
         return output
 
     def _note_time(self, planned: Planned, took_ns: int) -> None:

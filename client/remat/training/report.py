@@ -214,7 +214,8 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
         f"{profiled.shared} of them by somebody before"
         + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else "")
-        + (f"; {len(profiled.neighbours)} kernels not measurable, taken for others" if profiled.neighbours else ""),
+        + (f"; {len(profiled.neighbours)} kernels not measurable, taken for others" if profiled.neighbours else "")
+        + ("" if profiled.spread is None else f"; samples vary by {100 * profiled.spread:.0f} %"),
         *notes(planned.step.operations),
         "",
         _table(

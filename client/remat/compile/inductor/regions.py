@@ -189,4 +189,4 @@ def _times(modules: Mapping[str, fx.GraphModule]) -> dict[str, int]:
             return lambda: functions[text](list(given))
 
         where = {text: device_of_values(nodes) for text, nodes in inputs.items()}
-        return times({text: partial(call, text) for text in functions}, where) if functions else {}
+        return times({text: partial(call, text) for text in functions}, where).costs
