@@ -98,7 +98,9 @@ READERS = {
             "make test": ("it is the suite test-quick", ()),
         }
     ),
-    "docs/quickstart-training.md": Reader(python=TRAINING, anew=("model = remat.optimize(model, batch, plan=",)),
+    "docs/quickstart-training.md": Reader(
+        python=TRAINING, anew=("import remat\n\nmodel = remat.optimize(model, batch, plan=",)
+    ),
     "docs/quickstart-platform.md": Reader(
         database=True,
         replaced={"remat@db/": "DATABASE/"},
