@@ -392,11 +392,11 @@ def _planned(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanne
     for _ in range(_TRIES):
         if not isinstance(answer.plan, Plan):
             break
-        first = _as_torch_runs_it(joint, answer, answer.plan)
+        first = _as_torch_runs_it(joint, size, answer, answer.plan)
         if first is not None and first.peak_bytes <= size:
             return first
         others = (plan for share in _SHARES for plan in greedy_plans(joint.graph, int(share * (size - less))))
-        found = [each for plan in others if (each := _as_torch_runs_it(joint, answer, plan)) is not None]
+        found = [each for plan in others if (each := _as_torch_runs_it(joint, size, answer, plan)) is not None]
         fitting += [each for each in found if each.peak_bytes <= size]
         peaks = [each.peak_bytes for each in ([first] if first is not None else found)]
         if not peaks or min(peaks) <= size:
@@ -414,7 +414,7 @@ def _planned(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanne
     )
 
 
-def _as_torch_runs_it(joint: Joint, answer: Answer, plan: Plan) -> Tagged | None:
+def _as_torch_runs_it(joint: Joint, size: int, answer: Answer, plan: Plan) -> Tagged | None:
     """What a plan saves, computes again and moves, as torch carries it out; None where that runs an op again that must
     not run there.
     """
@@ -425,10 +425,8 @@ def _as_torch_runs_it(joint: Joint, answer: Answer, plan: Plan) -> Tagged | None
         cost, peak = verify(Problem(graph, _ANY), ours)
     except InvalidPlan:
         return None
-    moved = [joint.values[value] for value in away_between(graph, plan) if graph.value_op[value] not in ops]
-    can = stays(joint.fine) if moved else {}
-    away = {storage: can[storage] for storage in sorted(moved) if storage in can}
     again = joint.kernels_of(ops)
+    away = _moved(joint, size, plan, again) if graph.link is not None and plan is answer.plan else {}
     if plan is not answer.plan or (ours != plan and not away):
         within = Problem(graph, max(answer.budget_bytes, peak))
         bound = None if answer.restricted_to or peak > answer.budget_bytes else answer.bound_ns
@@ -437,6 +435,25 @@ def _as_torch_runs_it(joint: Joint, answer: Answer, plan: Plan) -> Tagged | None
         answer = replace(found, message=f"{answer.method}'s choice of what is saved, as torch runs it: {more}.")
     names = frozenset(stay.node.name for stay in away.values())
     return Tagged(answer, joint.peak_of(again, away), again, joint, names)
+
+
+def _moved(joint: Joint, size: int, plan: Plan, again: Collection[str]) -> dict[int, Stay]:
+    """The storages that go to the host: those of a plan, and where the trainer's copies need more than a size, others
+    that stay there for long, as far as the host has space.
+    """
+    graph = joint.graph
+    can = {storage: stay for storage, stay in stays(joint.fine).items() if maker(stay.node).name not in again}
+    planned = {joint.values[value] for value in away_between(graph, plan)}
+    away = {storage: can[storage] for storage in sorted(planned & can.keys())}
+    left = _ANY if graph.link is None or graph.link.host_bytes is None else graph.link.host_bytes
+    left -= sum(joint.step.sizes[storage] for storage in away)
+    for storage in sorted(can.keys() - away.keys(), key=lambda storage: can[storage].leaves - can[storage].returns):
+        if joint.peak_of(again, away) <= size:
+            break
+        if joint.step.sizes[storage] <= left:
+            away[storage] = can[storage]
+            left -= joint.step.sizes[storage]
+    return away
 
 
 def _write(module: fx.GraphModule, found: Tagged, whole_step: bool) -> None:
