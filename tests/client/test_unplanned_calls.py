@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import nn
 
 import remat
 from remat.planning import quick
+from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat_ir import Answer, Problem, RematError
@@ -100,6 +104,36 @@ def test_asking_again_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.better is not None
     plan.better.wait(300)
     assert [len(remat.plans_of(each).plans) for each in lost] == [1, 1, 1]
+
+
+class Held:
+    """The greedy plan, once it may be told."""
+
+    def __init__(self, may: threading.Event) -> None:
+        self.may, self.asked = may, 0
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        assert self.may.wait(300)
+        return greedy_answer(problem)
+
+
+@pytest.mark.thorough
+def test_plans_of_a_model_that_has_gone_are_not_asked_for() -> None:
+    """Models that are enabled again and again would be planned before the one that trains."""
+    may = threading.Event()
+    planners = [Held(may) for _ in range(4)]
+    models = [remat.optimize(net(), X, budget="75%", planner=planner, wait=False) for planner in planners[:3]]
+    gone = weakref.ref(models.pop())
+    gc.collect()
+    assert gone() is None
+    models.append(remat.optimize(net(), X, budget="75%", planner=planners[3], wait=False))
+    may.set()
+    for model in models:
+        (plan,) = remat.plans_of(model).plans
+        assert plan.better is not None
+        plan.better.wait(300)
+    assert [planner.asked for planner in planners] == [1, 1, 0, 1]
 
 
 @pytest.fixture

@@ -90,6 +90,8 @@ class Coordinator:
         def work() -> Answer | None:
             try:
                 return patiently(ask)
+            except NotWanted:
+                return None
             except Exception as error:  # noqa: BLE001 – the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
                 return None
@@ -123,6 +125,10 @@ class AskAgain(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it is asked again in {seconds:g} s")
         self.seconds = seconds
+
+
+class NotWanted(Exception):
+    """Nothing trains any more by what is asked for: its module has gone, or its plan has made way for other sizes."""
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:

@@ -46,6 +46,8 @@ class Planner(Protocol):
     ) -> Answer:
         """An answer; infeasible and out of time are answers too.
 
+        While training goes on it is called from threads, in a process from two at once: it must not wait for a third.
+
         Args:
             options: of which `method`, `time_limit_s` and `max_gap` concern a planner.
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from remat_ir import Answer, Problem, RematError, Status, duration
 
-from .coordinator import AskAgain, Coordinator, Pending
+from .coordinator import AskAgain, Coordinator, NotWanted, Pending
 from .greedy import Known, greedy_answer, plan_of_another_size
 from .options import SolveOptions
 from .planner import CoordinatedPlanner, FallbackPlanner, Planner
@@ -147,8 +147,10 @@ def improved(
     alive: list[weakref.ref[Better[Made]]] = []
 
     def ask() -> Answer:
+        if alive and alive[0]() is None:
+            raise NotWanted
         answer = planner.asked.plan(problem, options, on_progress=on_progress)
-        if stands_in(planner.asked, answer, options) and (not alive or alive[0]() is not None):
+        if stands_in(planner.asked, answer, options):
             raise AskAgain(pauses.pop(0) if len(pauses) > 1 else pauses[0])
         return answer
 

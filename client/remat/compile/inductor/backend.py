@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -25,7 +26,7 @@ from ...planning.budget import Budget, budget_bytes
 from ...planning.greedy import Known
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
-from ...planning.quick import improved, quick_answer
+from ...planning.quick import quick_answer
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
@@ -144,14 +145,15 @@ class InductorBackend:
             self._quick.append(problem)
         return quick
 
-    def _solve_for_later(self, carried: Carried) -> None:
+    def _solve_for_later(self) -> None:
         """Have the planner solve what was answered quickly, for the next process that compiles it.
 
         Nothing takes over in this process: the kernels of another plan may round differently.
         """
         first_and_last = {id(p): p for p in (*self._quick[:1], *self._quick[-1:])}
         for problem in first_and_last.values():
-            improved(problem, self.planner, self.asking, carried.answer, lambda answer: None)
+            ask = functools.partial(self.planner.asked.plan, problem, self.asking, on_progress=self.on_progress)
+            self.planner.coordinator.later(problem, ask)
 
     def _agreed(self, found: Sequence[int]) -> list[int]:
         """The most that any rank finds of each number."""
@@ -213,7 +215,7 @@ class InductorBackend:
             functional,
         )
         carried = search.run()
-        self._solve_for_later(carried)
+        self._solve_for_later()
         for note in notes(step):
             log.info("%s", note)
         self.remember(carried.answer, carried.graph)
