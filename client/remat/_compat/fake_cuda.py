@@ -63,10 +63,13 @@ def fake_cuda(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced(operator: str, keys: Sequence[str], function: Callable[..., Any]) -> Iterator[None]:
     """Inside, an operator of ATen is a Python function for the dispatch keys given."""
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    library = torch.library.Library("aten", "IMPL")
+    try:
         for key in keys:
             library.impl(operator, function, key)
         yield
+    finally:
+        del library  # the last reference: what it has registered goes with it
 
 
 class OnMeta(TorchFunctionMode):

@@ -17,7 +17,6 @@ with required("a plan by tags"):
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
-    from torch._prims.rng_prims import run_with_rng_state
 
 require(
     lacking(
@@ -75,7 +74,7 @@ def partition(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> tu
 
 def replayed(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
     """The operator that a node of a backward graph runs again from a saved generator's state, and its arguments."""
-    return (node.args[1], tuple(node.args[2:])) if node.target is run_with_rng_state else None
+    return (node.args[1], tuple(node.args[2:])) if node.target is torch.ops.higher_order.run_with_rng_state else None
 
 
 def forward_results(graph: fx.Graph) -> int:
