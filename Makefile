@@ -67,9 +67,8 @@ test-client: $(STAMP)  ## the tests of the client
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
 
-recipes: $(STAMP)  ## trainers as people write them, by plans and by aot_eager, hours in all; goes on after a kill. ONLY="hf_trainer:callback"
-	$(BIN)/pip install --no-compile --disable-pip-version-check --quiet -c constraints.txt -e '.[recipes]' || echo 'what can not be installed is said in the table'
-	$(BIN)/python -m recipes $(ONLY)
+recipes: .venv-recipes/.installed  ## trainers as people write them, by plans and by aot_eager, hours in all; goes on after a kill. ONLY="hf_trainer:callback"
+	.venv-recipes/bin/python -m recipes $(ONLY)
 
 soak: $(STAMP)  ## 3,000 steps of eight lengths: memory, file handles and plans stay as they are
 	$(BIN)/python -m recipes.soak

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import recipes
@@ -28,6 +29,7 @@ this table; what its libraries lack is said.
 | recipe | result | steps | plans | take-overs | memory saved at most | seconds | date | commit |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+SOAK = "\n## Soak\n\n"
 
 
 def names() -> list[str]:
@@ -72,9 +74,11 @@ def rows() -> dict[str, str]:
     return {match[1]: match.string for match in found if match and match[1] != "recipe"}
 
 
-def write(name: str, text: str) -> None:
-    known = {**rows(), name: f"| {name} | {text} | {datetime.date.today()} | {commit()} |"}
-    TABLE.write_text(HEAD + "".join(f"{known[each]}\n" for each in names() if each in known))
+def write(known: Mapping[str, str], soak: str | None = None) -> None:
+    """Write the table with these rows, and what the soak has come to: as it was, if it is not given."""
+    _, mark, before = TABLE.read_text().partition(SOAK) if TABLE.exists() else ("", "", "")
+    table = HEAD + "".join(f"{known[each]}\n" for each in names() if each in known)
+    TABLE.write_text(table + mark + before if soak is None else table + SOAK + soak)
 
 
 def main() -> int:
@@ -103,7 +107,7 @@ def main() -> int:
             failed += not skipped
         else:
             failed += not last.startswith("equal")
-        write(name, last)
+        write({**rows(), name: f"| {name} | {last} | {datetime.date.today()} | {commit()} |"})
         print(f"{name}: {last}", flush=True)
     return int(failed > 0)
 

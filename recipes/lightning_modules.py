@@ -98,7 +98,7 @@ def train(training: Training, variant: str) -> None:
     checkpoint = None
     for epochs in (2, 4):
         model = Mixed(training)
-        callbacks = [RematCallback(part="model", **training.options(sizes=2))] if training.planned else []
+        callbacks = [RematCallback(part="model", **training.options())] if training.planned else []
         if not training.planned:
             model.model.compile(backend="aot_eager")
         run = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **settings)

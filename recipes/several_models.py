@@ -44,6 +44,12 @@ class Penalized(nn.Module):
 
 
 def train(training: Training, variant: str) -> None:
+    # Dynamo has a switch for gradients inside of what it traces, which remat sets by itself
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        trained(training, variant)
+
+
+def trained(training: Training, variant: str) -> None:
     generator = torch.Generator().manual_seed(1)
     first = Penalized() if variant == "gradient_penalty" else Tower(8)
     second = Tower(12) if variant == "two_towers" else Tower(8, hidden=64)

@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import datetime
 import gc
+import logging
 import os
 import sys
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import psutil
 import torch
 from torch import nn
 
 import remat
-from remat.planning.greedy import greedy_answer
 from remat.training.enable import plans_of
-from remat_ir import Answer, Problem
+
+from .__main__ import commit, rows, write
+from .training import Improving, TakeOvers, answered
 
 LENGTHS = (8, 12, 16, 20, 24, 28, 32, 40)
+PARTS = 6
+"""Of the training: after each a checkpoint is loaded into another model."""
+
 MORE_BYTES = 32 * 2**20
 """What the allocator of the host may keep more."""
-
-
-class Tighter:
-    """A planner whose answers alternate between a smaller budget and the one that is asked for."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        if self.asked % 2:
-            fixed = problem.graph.fixed_bytes
-            tight = greedy_answer(Problem(problem.graph, fixed + int(0.8 * (problem.budget_bytes - fixed))))
-            if tight.plan is not None:
-                return Answer.of_plan(problem, tight.plan, method="greedy")
-        return greedy_answer(problem)
 
 
 class Model(nn.Module):
@@ -61,56 +53,77 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(x[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def seen(model: nn.Module) -> tuple[int, int, int]:
-    """Bytes of the process, its open files, the plans that the model keeps."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return psutil.Process().memory_info().rss, len(os.listdir("/proc/self/fd")), len(plans_of(model).plans)
+class Seen(NamedTuple):
+    """Bytes of the process, its open files, the plans that a model has."""
+
+    memory: int
+    files: int
+    plans: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Seen:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        files = len(os.listdir("/proc/self/fd"))
+        return cls(psutil.Process().memory_info().rss, files, len(plans_of(model).plans))
+
+    def less_than(self, now: Seen) -> list[str]:
+        """What has become more."""
+        more = zip(self._fields, self, now, (MORE_BYTES, 0, 0), strict=True)
+        return [name for name, before, after, allowed in more if after > before + allowed]
+
+
+def part(file: Path, steps: range, took: Counter[int], counted: TakeOvers) -> Seen:
+    """Train from the checkpoint to the next one, and count the take-overs of each length."""
+    model, planner = Model(), Improving()
+    remat.enable(model, budget="70%", planner=planner, most_plans=len(LENGTHS))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    if file.exists():
+        there = torch.load(file)
+        model.load_state_dict(there["model"])
+        optimizer.load_state_dict(there["optimizer"])
+    for step in steps:
+        length, before = LENGTHS[step % len(LENGTHS)], counted.number
+        tokens = torch.randint(0, 32, (4, length))
+        model(tokens).backward()
+        took[length] += counted.number - before
+        optimizer.step()
+        optimizer.zero_grad()
+        planner.step()
+        answered([planner])
+        if step % 50 == 0:
+            with torch.no_grad():
+                model.eval()(tokens)
+                model.train()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    return Seen.of(model)
 
 
 def main() -> int:
     """0 where nothing has become more."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3000)
-    steps = parser.parse_args().steps
+    steps, began = parser.parse_args().steps, time.monotonic()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    folder = tempfile.TemporaryDirectory()
-    file = Path(folder.name) / "checkpoint.pt"
-    model, first = Model(), None
-    remat.enable(model, budget="70%", planner=Tighter(), most_plans=len(LENGTHS))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    every = max(1, steps // 6)
-    for step in range(steps):
-        if step and step % every == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            remat.disable(model)
-            model = Model()
-            model.load_state_dict(torch.load(file)["model"])
-            remat.enable(model, budget="70%", planner=Tighter(), most_plans=len(LENGTHS))
-            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-            optimizer.load_state_dict(torch.load(file)["optimizer"])
-        tokens = torch.randint(0, 32, (4, LENGTHS[step % len(LENGTHS)]))
-        model(tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 0:
-            with torch.no_grad():
-                model.eval()(tokens)
-                model.train()
-        if (step + 1) % every == 0:
-            found = seen(model)
-            print(f"step {step + 1}: {found[0] / 2**20:.1f} MiB, {found[1]} files, {found[2]} plans", flush=True)
-            if step + 1 == 2 * every:
-                first = found
-    last = seen(model)
-    assert first is not None
-    faults = [
-        name
-        for name, before, now, more in zip(("memory", "files", "plans"), first, last, (MORE_BYTES, 0, 0), strict=True)
-        if now > before + more
-    ]
-    print("flat" if not faults else f"more than before: {', '.join(faults)}")
+    took, counted, log = Counter[int](), TakeOvers(), logging.getLogger("remat")
+    log.addHandler(counted)
+    log.setLevel(logging.INFO)
+    seen, lines = [], ["| step | memory | open files | plans | take-overs of a length, at least |", "| --- " * 5 + "|"]
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(PARTS):
+            steps_of = range(steps * i // PARTS, steps * (i + 1) // PARTS)
+            seen.append(part(Path(folder) / "checkpoint.pt", steps_of, took, counted))
+            least, (memory, files, plans) = min(took[length] for length in LENGTHS), seen[-1]
+            lines.append(f"| {steps_of.stop} | {memory / 2**20:.1f} MiB | {files} | {plans} | {least} |")
+            print(lines[-1], flush=True)
+    faults = seen[1].less_than(seen[-1]) + [f"take-overs of {n}" for n in LENGTHS if took[n] < 2]
+    said = f"Not as it must be: {', '.join(faults)}." if faults else "Flat."
+    seconds = round(time.monotonic() - began)
+    when = f"{steps} steps in {seconds} s, {datetime.date.today()}, commit {commit()}"
+    lines += ["", f"{said} {when}. `make soak` writes this.", ""]
+    print(said)
+    write(rows(), "\n".join(lines))
     return int(bool(faults))
 
 

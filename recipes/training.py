@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,51 +21,62 @@ from remat_solver import solve
 VOCABULARY = 64
 SEARCH_S = 2.0
 LEAST_STEPS, LEAST_TAKE_OVERS = 40, 2
+HELD_STEPS = 12
+"""Of a training, in which most recipes have shown all of their sizes."""
 ROOM_BYTES = 16 * 1024
 """Differences of a peak below this are none, however small the step."""
 
 
 class Improving:
-    """A planner whose first plan is one of a smaller budget; from it the further sizes start, and go over together.
+    """A planner whose first plan is one of a smaller budget, from which the further sizes start.
 
-    It searches briefly: which plan is the best is not what a recipe shows.
-
-    Args:
-        sizes: of the batches of the training; the further ones wait for the last of them.
+    What it is asked for next to the training it answers once `HELD_STEPS` steps have been made: all sizes that come
+    before are planned from the first plan, and go over to better ones at their next call. It searches briefly: which
+    plan is the best is not what a recipe shows.
     """
 
-    def __init__(self, sizes: int = 3) -> None:
-        self.asked, self._sizes, self._all = 0, sizes, threading.Event()
-        self._answered = 0
-
-    def settle(self) -> None:
-        """Wait for what has been asked: a step takes some ms, and the training might end before."""
-        while self._all.is_set() and self._answered < self.asked:
-            time.sleep(0.01)
+    def __init__(self) -> None:
+        self.asked = self.steps = 0
+        self.released = threading.Event()
 
     def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
         self.asked += 1
-        if self.asked >= self._sizes:
-            self._all.set()
-        try:
-            return self._plan(problem, self.asked == 1)
-        finally:
-            self._answered += 1
+        if self.asked == 1:
+            return tight_answer(problem)
+        if threading.current_thread() is not threading.main_thread():
+            self.released.wait()
+        return solve(problem, time_limit_s=SEARCH_S)
 
-    def _plan(self, problem: Problem, first: bool) -> Answer:
-        if not first:
-            self._all.wait(60)
-            return solve(problem, time_limit_s=SEARCH_S)
-        fixed = problem.graph.fixed_bytes
-        for share in (0.7, 0.8, 0.9):
-            tight = Problem(problem.graph, fixed + int(share * (problem.budget_bytes - fixed)))
-            found = greedy_answer(tight)
-            if found.plan is not None:
-                return Answer.of_plan(problem, found.plan, method="greedy")
-        return greedy_answer(problem)
+    def step(self) -> None:
+        """A step of the training has been made."""
+        self.steps += 1
+        if self.steps >= HELD_STEPS:
+            self.released.set()
 
 
-class _TakeOvers(logging.Handler):
+def tight_answer(problem: Problem) -> Answer:
+    """A plan within a smaller budget, if there is one."""
+    fixed = problem.graph.fixed_bytes
+    for share in (0.7, 0.8, 0.9):
+        tight = Problem(problem.graph, fixed + int(share * (problem.budget_bytes - fixed)))
+        found = greedy_answer(tight)
+        if found.plan is not None:
+            return Answer.of_plan(problem, found.plan, method="greedy")
+    return greedy_answer(problem)
+
+
+def answered(planners: Iterable[Improving]) -> None:
+    """Wait until these have answered what they were asked next to the training, unless one of them holds it back.
+
+    A step then takes over what the steps before it have asked for, whatever the machine does besides.
+    """
+    if all(planner.released.is_set() for planner in planners):
+        for thread in threading.enumerate():
+            if thread.name == "remat-planner":
+                thread.join(60)
+
+
+class TakeOvers(logging.Handler):
     """Counts how often other plans take over, by what the log says: those of one graph, or of all calls of a step."""
 
     number = 0
@@ -83,7 +93,7 @@ class Training:
         planned: whether by remat; else by torch's `aot_eager`.
         budget: a share of what plain training takes; a recipe whose largest op needs more says so.
         found: what has to be equal, by name: losses, weights, buffers, states of generators.
-        plans: those of each module that was enabled.
+        plans: those of each module that was enabled, by what runs it, which they hold.
         planners: all that have been given.
         measured: whether peaks are known; not of what `torch.compile` trains by the backend's name.
     """
@@ -101,7 +111,7 @@ class Training:
         """Train a model by plans, or by `aot_eager`, in place."""
         if self.planned:
             remat.enable(model, **self.options(), **options)
-            self.plans[id(model)] = plans_of(model)
+            self.see(model)
         else:
             model.compile(backend="aot_eager")
 
@@ -113,22 +123,23 @@ class Training:
         else:
             model.compile(backend="aot_eager")
 
-    def options(self, sizes: int = 3) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """What a callback is given."""
-        self.planners.append(Improving(sizes))
+        self.planners.append(Improving())
         return {"budget": self.budget, "planner": self.planners[-1]}
 
     def see(self, model: Any) -> None:
-        """Note the plans of a module that a callback has enabled."""
-        if self.planned and id(model) not in self.plans:
-            self.plans[id(model)] = plans_of(model)
+        """Note the plans of a module that is enabled, by this script or by a callback; each time that it is anew."""
+        if self.planned:
+            self.plans.setdefault(id(model.forward), plans_of(model))
 
     def step(self, loss: Any) -> None:
         """A step of the optimizer has been made."""
         self.found[f"loss {self.steps}"] = torch.as_tensor(loss).detach().clone()
         self.steps += 1
         for planner in self.planners:
-            planner.settle()
+            planner.step()
+        answered(self.planners)
 
     def end(self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note weights and buffers of a model, and the optimizer's state."""
@@ -159,7 +170,7 @@ class Outcome:
 def compared(train: Any, folder: str) -> Outcome:
     """Train twice, by `aot_eager` and by plans, and say what differs."""
     torch.set_num_threads(1)  # several sum in another order
-    log, handler = logging.getLogger("remat"), _TakeOvers()
+    log, handler = logging.getLogger("remat"), TakeOvers()
     trainings = []
     for planned in (False, True):
         torch._dynamo.reset()
@@ -170,6 +181,9 @@ def compared(train: Any, folder: str) -> Outcome:
             log.addHandler(handler)
             log.setLevel(logging.INFO)
         train(each)
+        for planner in each.planners:
+            planner.released.set()
+        answered(each.planners)
         trainings.append(each)
     log.removeHandler(handler)
     log.setLevel(level)

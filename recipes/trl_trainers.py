@@ -38,7 +38,8 @@ def train(training: Training, variant: str) -> None:
     if planning is None:
         model.compile(backend="aot_eager")
     texts = [words(row["input_ids"]) for row in token_rows(160)]
-    rows = {"text": texts} if variant == "sft" else {"prompt": texts, "chosen": texts, "rejected": texts[::-1]}
+    said = [f" {text}" for text in texts]
+    rows = {"text": texts} if variant == "sft" else {"prompt": texts, "chosen": said, "rejected": said[::-1]}
     settings: dict[str, Any] = {
         "output_dir": training.folder,
         "max_steps": 40,
