@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +65,12 @@ def tight_answer(problem: Problem) -> Answer:
     return greedy_answer(problem)
 
 
-def answered(planners: Iterable[Improving]) -> None:
+def answered(planners: Sequence[Improving]) -> None:
     """Wait until these have answered what they were asked next to the training, unless one of them holds it back.
 
     A step then takes over what the steps before it have asked for, whatever the machine does besides.
     """
-    if all(planner.released.is_set() for planner in planners):
+    if planners and all(planner.released.is_set() for planner in planners):
         for thread in threading.enumerate():
             if thread.name == "remat-planner":
                 thread.join(60)
