@@ -97,7 +97,7 @@ class Loop:
 
 
 def train(training: Training, variant: str) -> None:
-    training.budget = "85%" if variant == "fp16_with_scaler" else training.budget
+    training.budget = training.budget if variant == "fp32" else "85%"  # of half precision one op alone needs 75 %
     loop = Loop(training, variant)
     for _ in range(3):
         loop.epoch()

@@ -36,8 +36,7 @@ class Penalized(nn.Module):
         deep = [part for _ in range(4) for part in (nn.Linear(32, 32), nn.Tanh())]
         self.critic = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), *deep, nn.Linear(32, 1))
 
-    def forward(self, real: torch.Tensor, made: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
-        between = (mix * real + (1 - mix) * made).requires_grad_()
+    def forward(self, real: torch.Tensor, made: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
         (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
         penalty = (slope.norm(dim=-1) - 1).square().mean()
         return self.critic(made).mean() - self.critic(real).mean() + 10 * penalty
@@ -63,7 +62,8 @@ def trained(training: Training, variant: str) -> None:
         rows = (256, 384, 512)[step // 4 % 3]
         x, other = (torch.randn(rows, width, generator=generator) for width in (8, 12))
         if variant == "gradient_penalty":
-            loss = first(x, torch.randn(rows, 8, generator=generator), torch.rand(rows, 1, generator=generator))
+            made, mix = torch.randn(rows, 8, generator=generator), torch.rand(rows, 1, generator=generator)
+            loss = first(x, made, (mix * x + (1 - mix) * made).requires_grad_())
         elif variant == "distillation":
             loss = F.kl_div(first(x).log_softmax(-1), second(x).softmax(-1), reduction="batchmean")
         else:
