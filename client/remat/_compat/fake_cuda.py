@@ -63,7 +63,7 @@ def fake_cuda(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced(operator: str, keys: Sequence[str], function: Callable[..., Any]) -> Iterator[None]:
     """Inside, an operator of ATen is a Python function for the dispatch keys given."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for key in keys:
             library.impl(operator, function, key)

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.config as _dynamo_config
 import torch._functorch.config as functorch_config
 from torch import fx
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import trace_rules
 from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException
@@ -63,6 +64,7 @@ __all__ = [
     "own_checkpoint",
     "own_checkpoints",
     "raised_by_backend",
+    "reset_code",
     "saved_unchecked",
     "sequence_number",
     "set_descriptors",

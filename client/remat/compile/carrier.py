@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Generic, Protocol, TypeVar
@@ -202,9 +203,12 @@ def compiled(
     """A forward behind `torch.compile` with a backend: nothing of an earlier compilation is found again."""
     how: dict[str, Any] = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic}
     own = with_own_code(forward)
+    run: Callable[..., Any] = torch.compile(own.__func__ if isinstance(own, MethodType) else own, **how)
     if isinstance(own, MethodType):  # Dynamo guards what it is given, and not what a method is bound to
-        return functools.partial(torch.compile(own.__func__, **how), own.__self__)
-    return torch.compile(own, **how)
+        run = functools.partial(run, own.__self__)
+    # what Dynamo keeps with a code object holds that, and so the graphs and their plans for good
+    weakref.finalize(run, _compat.reset_code, own.__code__).atexit = False
+    return run
 
 
 def undisturbed(call: Callable[[], T]) -> T:
