@@ -38,6 +38,8 @@ _GAPS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES, _METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 _PARENT = "traceparent"
+ASKED_BY = ("tenant", "key", "request")
+"""Every line of the log about a request, or about the solve that it has queued, names these."""
 _QUIET = "livez,readyz,metrics"
 """Routes that no trace is made of."""
 
@@ -79,6 +81,9 @@ class Metrics:
         self.taken_over = counter("remat_solves_taken_over", "Solves whose worker fell silent")
         self.saved_seconds = counter(
             "remat_saved_solver_seconds", "Seconds of solving that stored answers have saved", of_tenant
+        )
+        self.saved_bytes = counter(
+            "remat_saved_memory_bytes", "Bytes that answered plans need less than plain training", of_tenant
         )
         self.build = Info("remat_build", "Version of the program and its solver", registry=self.registry)
         ProcessCollector(registry=self.registry)

@@ -29,6 +29,7 @@ from remat_service.solving.cluster import Fleet
 from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, postgres, process
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
+from service.test_tenants import Tenant, cli
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 _TAKEN_OVER_S = 3 + 2 * 3.0  # the lease, and two rounds of upkeep on a busy machine
@@ -355,6 +356,28 @@ def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Worke
         status, anew = two.post(Problem(graph, plain_peak(graph)))
         assert (status, anew["cache"]) == (200, "miss")
         assert one.get(anew["id"], 0)[0] == 200
+
+
+@pytest.mark.thorough
+def test_lines_of_a_workers_log_say_whose_they_are(tmp_path: Path, url: str, workers: Workers) -> None:
+    """Tenant, key and request of who queued the solve, from its claim to its end or its way back into the queue."""
+    with serving(tmp_path, database_url=url, dispatcher="cluster", require_keys="true", **SHORT) as server:
+        team = Tenant(server, cli(server, "keys", "create", "logged", "--new-tenant"))
+        (key,) = [line.split()[0] for line in cli(server, "keys", "list").splitlines()]
+        worker = workers.start(drain_s=1)
+        for name, graph, wait in (("short", training_graph(5), 20), ("long", hard_graph(60, 3), 0)):
+            body = {"problem": Problem(graph, budget_at(graph, 0.4)).to_json(), "method": "staged", "max_gap": 0}
+            headers = {"X-Request-ID": name, "Prefer": f"wait={wait}"}
+            assert team.http.post("/v1/solves", json=body | {"time_limit_s": 600}, headers=headers).is_success
+        eventually(lambda: "running" in _solves(url))
+        assert worker.stop() == 0
+    said = map(json.loads, (tmp_path / "worker-0" / "worker.log").read_text().splitlines())
+    lines = [line for line in said if "solve" in line]
+    assert {(line["tenant"], line["key"]) for line in lines} == {("logged", key)}
+    assert {(line["request"], line["event"]) for line in lines} == {
+        ("short", "solve started"), ("short", "solve ended"),
+        ("long", "solve started"), ("long", "solve given back to the queue"),
+    }  # fmt: skip
 
 
 @pytest.mark.slow

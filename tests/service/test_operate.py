@@ -111,6 +111,32 @@ def test_the_operators_view(locked: Service, chief: Tenant) -> None:
 
 
 @pytest.mark.thorough
+def test_what_answers_save_is_counted(locked: Service, chief: Tenant) -> None:
+    """Memory by a solve and by each hit of it, seconds of solving by hits: in the metrics and in the last hour."""
+    team = Tenant(locked, cli(locked, "keys", "create", "saving", "--new-tenant"))
+    graph = training_graph(8, cost=913, fixed=10)
+    problem = Problem(graph, budget_at(graph, 0.7))
+
+    def of_last_hour() -> int:
+        return int(chief.http.get("/v1/operator/overview").json()["last_hour"]["saved_bytes"])
+
+    before = of_last_hour()
+    answers = [team.post(problem, time_limit_s=5, name=name).json() for name in ("a", "b", "b")]
+    assert [each["cache"] for each in answers] == ["miss", "hit", "hit"]
+    saved = plain_peak(graph) - answers[0]["peak_bytes"]
+    assert saved > 0
+
+    def counted(name: str) -> float:
+        text = locked.http.get("/metrics").text
+        (row,) = [line for line in text.splitlines() if line.startswith(f'{name}{{tenant="saving"}}')]
+        return float(row.rsplit(" ", 1)[1])
+
+    eventually(lambda: counted("remat_saved_memory_bytes_total") == 3 * saved)
+    assert counted("remat_saved_solver_seconds_total") == pytest.approx(answers[1]["seconds"] + answers[2]["seconds"])
+    eventually(lambda: of_last_hour() - before == 3 * saved)  # rows of hits are written a moment later
+
+
+@pytest.mark.thorough
 def test_keys_and_tenants_by_route(locked: Service, chief: Tenant) -> None:
     """Made, changed one by one, listed without a secret, ended."""
     assert chief.http.post("/v1/operator/tenants", json={"name": "made", "weight": 2.0}).json()["weight"] == 2.0
@@ -156,9 +182,10 @@ def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
 
     # both are written after the answer has been sent
     eventually(lambda: lines("request") and lines("solve ended"))
-    posted, ended = lines("request")[0], lines("solve ended")[0]
+    posted, started, ended = (lines(event)[0] for event in ("request", "solve started", "solve ended"))
     assert posted["key"] in cli(locked, "keys", "list")
     assert posted["request"]
+    assert all((each["key"], each["request"]) == (posted["key"], posted["request"]) for each in (started, ended))
     assert data["id"] in ended["requests"]
     assert key not in (locked.folder / "service.log").read_text()
 

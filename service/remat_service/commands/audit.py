@@ -28,6 +28,7 @@ from remat_ir import (
     Status,
     Subject,
     graph_digest,
+    plain_peak,
     read_plan,
     within_space,
 )
@@ -126,6 +127,8 @@ class Audit:
             "total_cost_ns": subject.total_cost_ns,
             "size_bytes": len(stored.graph.data),
         }
+        if stored.graph.plain_peak_bytes is not None:
+            true["plain_peak_bytes"] = plain_peak(subject)
         await self._compare(graphs, stored.graph, graphs.c.key == key, true, f"graph {key}")
         evidence = Evidence(subject)
         for row in stored.plans:

@@ -153,6 +153,7 @@ def lines_of(found: operate.Overview) -> list[str]:
         f"solves   {found.running} running  {found.queued} waiting  oldest {_seconds(found.oldest_queued_s, ' s')}",
         f"store    {found.store_bytes / 2**20:.1f} MiB",
         f"1 hour   {hour.requests} requests  {hour.hits} from the store, which saved {hour.saved_s:.0f} s  "
+        f"plans saved {hour.saved_bytes / 2**30:.1f} GiB  "
         f"{hour.solves} solves  {hour.failures} failed",
         "",
         f"{'tenant':<30} {'running':>8} {'waiting':>8} {'oldest s':>9} {'solver s':>10}",

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Float, Select, and_, case, cast, func, literal, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import plain_peak
-
 from ..context import Context
 from ..errors import Invalid
 from ..identity import Caller
-from ..memory import Lru
 from ..storage.tables import graphs, groups, of_epoch, requests, solves
-from .read import PROGRESS, current_answer, listed_answer, stored_subject
+from .read import PROGRESS, current_answer, listed_answer
 
 SORTS = ("created_at", "status", "ops", "budget_bytes", "overhead", "gap", "seconds")
 """What a list can be sorted by; ties, and `created_at` itself, go by the id, which grows with time."""
-
-_PEAKS_S = 0.5
-"""Seconds of one look at a list for plain peaks that are not known yet; what is left is known at a later look."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +39,8 @@ class Selection:
     descending: bool = True
 
 
-class PlainPeaks:
-    """What plain training needs for each graph, in net bytes: replayed once, when a list first shows the graph."""
-
-    def __init__(self) -> None:
-        self._known: Lru[str, int] = Lru(100_000)
-
-    async def of(self, context: Context, caller: Caller, graph_keys: list[str]) -> dict[str, int]:
-        """The peaks of graphs that are stored, as far as they are known within `_PEAKS_S`."""
-        until = time.monotonic() + _PEAKS_S
-        found = {}
-        for key in dict.fromkeys(graph_keys):
-            peak = self._known.get(key)
-            if peak is None and time.monotonic() < until:
-                peak = await self._replayed(context, caller, key)
-            if peak is not None:
-                self._known.put(key, peak, 1)
-                found[key] = peak
-        return found
-
-    async def _replayed(self, context: Context, caller: Caller, key: str) -> int | None:
-        subject = await stored_subject(context, caller, key)
-        return None if subject is None else await asyncio.to_thread(plain_peak, subject)
-
-
 async def list_requests(
-    context: Context, caller: Caller, peaks: PlainPeaks, chosen: Selection, limit: int, after: str | None
+    context: Context, caller: Caller, chosen: Selection, limit: int, after: str | None
 ) -> dict[str, Any]:
     """A page of a tenant's requests, which goes on behind the request `after`.
 
@@ -89,11 +57,10 @@ async def list_requests(
             query = query.where(here < there if chosen.descending else here > there)
         rows = (await connection.execute(query)).all()
         groups_there = await _groups(connection, {row.group_id for row in rows[:limit] if row.group_id is not None})
-    plain = await peaks.of(context, caller, [row.graph_key for row in rows[:limit] if row.ops is not None])
     found = []
     for row in rows[:limit]:
         data = listed_answer(context, row) if row.ended else await current_answer(context, row)
-        peak = plain.get(row.graph_key)
+        peak = row.plain_peak_bytes
         data |= {
             "ops": row.ops,
             "joined": max(0, (row.joined or 0) - 1),
@@ -164,7 +131,7 @@ def _rows(caller: Caller, *columns: Any) -> Select[Any]:
 def _query(caller: Caller, chosen: Selection) -> Select[Any]:
     other = requests.alias("others")
     joined = select(func.count()).where(other.c.solve_id == requests.c.solve_id).correlate(requests).scalar_subquery()
-    columns = (graphs.c.ops, joined.label("joined"), groups.c.kind.label("group_kind"))
+    columns = (graphs.c.ops, graphs.c.plain_peak_bytes, joined.label("joined"), groups.c.kind.label("group_kind"))
     query = _rows(caller, requests, *PROGRESS, *columns).outerjoin(groups, groups.c.id == requests.c.group_id)
     query = query.where(*_conditions(requests, solves, chosen))
     if chosen.fold:

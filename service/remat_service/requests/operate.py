@@ -15,7 +15,7 @@ from remat_solver import solver_version
 from ..context import Context
 from ..errors import Invalid
 from ..storage.eviction import store_bytes
-from ..storage.tables import requests, solves, tenants
+from ..storage.tables import graphs, requests, solves, tenants
 from ..tenants.keys import DEFAULT_TENANT, record, tenant_row
 from .attachments import drop_names
 from .completion import cancel_solve
@@ -36,11 +36,15 @@ class TenantUse:
 
 @dataclass(frozen=True)
 class LastHour:
-    """Requests and solves of the last hour; `saved_s`: of solving, by answers from the store."""
+    """Requests and solves of the last hour.
+
+    `saved_s`: of solving, by answers from the store; `saved_bytes`: of memory, by all answers, against plain training.
+    """
 
     requests: int
     hits: int
     saved_s: float
+    saved_bytes: int
     solves: int
     failures: int
 
@@ -111,26 +115,35 @@ async def workers(context: Context, connection: AsyncConnection) -> tuple[int, i
 
 
 async def last_hour(context: Context, connection: AsyncConnection) -> LastHour:
-    """Requests and how many of them the store answered, solves and failures, and the seconds of solving saved.
+    """Requests and how many of them the store answered, solves and failures, and what the answers have saved.
 
     An answer from the store saves the seconds that it took to find. Solves from before a trim of rows are not counted.
     """
     since = context.clock.now() - timedelta(hours=1)
     stored = requests.c.cache.in_(("hit", "near"))
-    asked = select(
-        func.count().label("requests"),
-        func.count().filter(stored).label("hits"),
-        func.sum(case((stored, requests.c.answer["seconds"].as_float()), else_=0.0)).label("saved_s"),
-    ).where(requests.c.created_at > since)
+    peak = requests.c.answer["peak_bytes"].as_float()
+    saved = graphs.c.plain_peak_bytes + requests.c.fixed_bytes - peak
+    asked = (
+        select(
+            func.count().label("requests"),
+            func.count().filter(stored).label("hits"),
+            func.sum(case((stored, requests.c.answer["seconds"].as_float()), else_=0.0)).label("saved_s"),
+            func.sum(case((requests.c.ended & (saved > 0), saved), else_=0.0)).label("saved_bytes"),
+        )
+        .outerjoin_from(requests, graphs, graphs.c.key == requests.c.graph_key)
+        .where(requests.c.created_at > since)
+    )
     failed = solves.c.outcome["status"].as_string() == "failed"
     solved = select(func.count().label("solves"), func.count().filter(failed).label("failures")).where(
         solves.c.state == "ended", solves.c.ended_at > since
     )
-    of_requests, of_solves = (await connection.execute(asked)).one(), (await connection.execute(solved)).one()
+    of_requests = (await connection.execute(asked)).one()
+    of_solves = (await connection.execute(solved)).one()
     return LastHour(
         of_requests.requests,
         of_requests.hits,
         float(of_requests.saved_s or 0.0),
+        int(of_requests.saved_bytes or 0),
         of_solves.solves,
         of_solves.failures,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import structlog
 from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -264,6 +265,8 @@ class Submission:
         await self._remember(looked, row)
         context.metrics.cache.labels(result).inc()
         context.metrics.saved_seconds.labels(self.caller.tenant).inc(row["answer"]["seconds"])
+        if known.snapshot is not None:
+            context.metrics.saved_bytes.labels(self.caller.tenant).inc(known.snapshot.saved_bytes)
         return Taken(row["id"])
 
     async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
@@ -388,6 +391,7 @@ class Submission:
             "forced": ask.force,
             "priority": ask.priority,
             "trace": traceparent(),
+            "asked_by": structlog.contextvars.get_contextvars(),
         }
         return None if await self.context.queue.put(connection, row) is None else told
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from remat_ir import Answer, Status, gap_of
+from remat_ir import Answer, Status, gap_of, plain_peak
 from remat_ir.proof import certifiable
 from remat_solver import Ending
 
@@ -30,7 +30,7 @@ from ..storage.queue import Claimed, LostClaim
 from ..storage.seals import Effort, column
 from ..storage.tables import requests
 from ..storage.verifier import unpack
-from ..telemetry import span
+from ..telemetry import ASKED_BY, span
 from .record import Claim, Outcome, SolveRecord, give_back, open_requests, read_claim
 
 log = structlog.get_logger("remat_service.solving.run")
@@ -172,6 +172,7 @@ class SolveRun:
         begun = context.clock.monotonic()
         child = self._child = await context.supervisor.start_child(limit_s)
         run = ChildRun(child, context.settings, context.clock, limit_s)
+        plain = asyncio.create_task(asyncio.to_thread(plain_peak, claim.net.subject))  # while the child solves
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
         monitor = Monitor(context, claim, self.record, run, limit_s, gap)
@@ -195,7 +196,7 @@ class SolveRun:
         )
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
-        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known)
+        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known, await plain)
 
     async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
@@ -224,7 +225,7 @@ class SolveRun:
         return self.claim.keys.certify and certifiable(self.claim.net.subject)
 
     async def _store(
-        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored
+        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored, plain_bytes: int
     ) -> tuple[Answer, Stored]:
         """What a round leaves behind: its claims, how it ended, and its answer in net bytes."""
         context, claim = self.context, self.claim
@@ -242,6 +243,7 @@ class SolveRun:
         async with context.database.write(brief=True) as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             await context.cache.clear(connection, claim.keys, known)
+            await context.store.put_plain_peak(connection, graph_key, plain_bytes)
             if outcome.claim is not None:
                 await context.claims.raise_bound(connection, graph_key, budget, *outcome.claim)
             if answer.bound_ns is not None and answer.restricted_to:
@@ -327,6 +329,8 @@ class SolveRun:
         if plan is not None and context.settings.embedded:  # for the crowd that is about to be woken
             await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
         self.answered += [request.id for request, _ in endings]
+        if plan is not None and known.snapshot is not None:
+            context.metrics.saved_bytes.labels(claim.caller.tenant).inc(len(endings) * known.snapshot.saved_bytes)
         context.notifier.notify(*(request.id for request, _ in endings))
         if finished:
             context.notifier.notify(claim.id)
@@ -371,6 +375,8 @@ async def execute(context: Context, claimed: Claimed) -> None:
     begun = context.clock.monotonic()
     tenant = ""
     try:
+        asked_by = row.asked_by if isinstance(row.asked_by, dict) else {}  # null of servers of the version before
+        structlog.contextvars.bind_contextvars(**{n: asked_by[n] for n in ASKED_BY if n in asked_by})
         about = {"remat.solve": claimed.id, "remat.method": row.method, "remat.attempt": claimed.attempt}
         claim = await read_claim(context, claimed)
         if claim is None:

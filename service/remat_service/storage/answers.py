@@ -304,6 +304,7 @@ class ResponseCache:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}
         await self._write_behind.add(row)
         self._metrics.saved_seconds.labels(caller.tenant).inc(row["answer"]["seconds"])
+        self._metrics.saved_bytes.labels(caller.tenant).inc(held.snapshot.saved_bytes)
         return spliced(new_id.encode().join(held.head), held.plan, held.proof)
 
     async def came_before(self, caller: Caller, retry: Retry) -> bool:

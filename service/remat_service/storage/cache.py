@@ -142,7 +142,7 @@ class Cache:
             unsound += [*damaged, *narrow]
             found = await self._store.snapshot_without(keys, problem.budget_bytes, unsound)
         else:
-            found, proofs = Snapshot(found.plan, *(None,) * 7, found.under_way), {}
+            found, proofs = Snapshot(found.plan, *(None,) * 7, *found[-2:]), {}
             plan, broken = await self._good_plan(keys, problem, found.plan)
         floor, too_small = found.floor or Floor(0, None, None), None if partial else found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
@@ -159,7 +159,7 @@ class Cache:
             enough_bytes=floor.enough_bytes,
             effort=found.effort,
             certify=keys.certify,
-            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject) if any(found[:-1]) else None,
+            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject) if any(found[:-2]) else None,
             unsound=(*unsound, *broken),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns

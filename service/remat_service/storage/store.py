@@ -94,6 +94,7 @@ class Snapshot(NamedTuple):
         proof: the certificate of the best bound at this budget or a larger one.
         too_small: a certificate that no plan fits a budget: the next one from here upwards, or else downwards.
         inside: as `proof`, of the space to which the method is restricted; or that this space is empty.
+        plain_bytes: what plain training of the graph needs, where that is known.
     """
 
     plan: StoredPlan | None
@@ -105,6 +106,12 @@ class Snapshot(NamedTuple):
     too_small: StoredProof | None
     inside: StoredProof | None
     under_way: bool
+    plain_bytes: int | None
+
+    @property
+    def saved_bytes(self) -> int:
+        """What training by the plan needs less than plain training; 0 where that is not known."""
+        return 0 if self.plan is None else max(0, (self.plain_bytes or 0) - self.plan.peak_bytes)
 
 
 class EndedRequest(NamedTuple):
@@ -170,9 +177,10 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     for each in found:
         rows = rows.outerjoin(each, true())
     under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
+    plain = select(graphs.c.plain_peak_bytes).where(graphs.c.key == graph).scalar_subquery()
     return select(
         *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *(c for each in found for c in each.c),
-        under_way,
+        under_way, plain,
     ).select_from(rows)  # fmt: skip
 
 
@@ -253,7 +261,7 @@ def _read(row: Sequence[Any] | None) -> Snapshot:
         values = row[start : start + width]
         parts.append(None if values[0] is None else make(*values))
         start += width
-    return Snapshot._make([*parts, bool(row[start])])
+    return Snapshot._make([*parts, bool(row[start]), row[start + 1]])
 
 
 _OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
@@ -321,6 +329,11 @@ class Store:
         """Write a graph anew whose row is damaged; what was found about it stays."""
         row = _columns_of(net, keys.structure)
         await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))
+
+    async def put_plain_peak(self, connection: AsyncConnection, key: str, plain_bytes: int) -> None:
+        """Note what plain training of a graph needs, without fixed bytes."""
+        unknown = graphs.c.key == key, graphs.c.plain_peak_bytes.is_(None)
+        await connection.execute(update(graphs).where(*unknown).values(plain_peak_bytes=plain_bytes))
 
     async def graph_row(self, key: str) -> bytes | None:
         """The packed graph."""

@@ -125,6 +125,7 @@ graphs = Table(
     Column("ops", Integer, nullable=False),
     Column("edges", Integer, nullable=False),
     Column("total_cost_ns", BigInteger, nullable=False),
+    Column("plain_peak_bytes", BigInteger),  # of training without a plan; known once a solve has begun
     Column("data", LargeBinary, nullable=False),
     Column("size_bytes", Integer, nullable=False),
     Column("created_at", Utc, nullable=False),
@@ -273,6 +274,7 @@ solves = Table(
     Column("spent_s", Float, nullable=False, server_default="0"),
     Column("outcome", JSON),
     Column("trace", String(100)),  # of the request that queued it, as W3C's traceparent
+    Column("asked_by", JSON),  # what every line of the log says of that request: tenant, key, request
     Column("queued_at", Utc, nullable=False),
     Column("started_at", Utc),
     Column("ended_at", Utc),

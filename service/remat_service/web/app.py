@@ -27,7 +27,6 @@ from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
 from ..requests.documents import OneOf, with_nested
 from ..requests.groups import SWEEP_REQUEST
-from ..requests.listing import PlainPeaks
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
@@ -63,7 +62,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.admission = Admission(settings.most_requests_per_tenant, rate=settings.most_rate_per_tenant)
     app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
     app.state.batch_searches = BatchSearches(context)
-    app.state.bodies, app.state.known_subjects, app.state.plain_peaks = Bodies(settings), KnownSubjects(), PlainPeaks()
+    app.state.bodies, app.state.known_subjects = Bodies(settings), KnownSubjects()
     for router in _ROUTERS:
         app.include_router(router)
     app.mount("/static", service.Files(directory=service.FILES))

@@ -207,10 +207,10 @@ async def list_solves(
 ) -> Any:
     """The tenant's requests, a page at a time, without plans.
 
-    `plain_peak_bytes`, what plain training needs, is null where it is not known yet: a later look has it.
+    `plain_peak_bytes`, what plain training needs, is null before the first solve of its graph.
     """
     chosen = Selection(tuple(status or ()), search.strip(), group, fold, sort, order == "desc")
-    return await list_requests(request.app.state.context, caller, request.app.state.plain_peaks, chosen, limit, after)
+    return await list_requests(request.app.state.context, caller, chosen, limit, after)
 
 
 @router.get(

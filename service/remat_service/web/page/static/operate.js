@@ -23,6 +23,7 @@
         `${hour.requests ? percent(hour.hits / hour.requests) : "none"} from the store`),
       fact("Solves, last hour", hour.solves, `${hour.failures} failed`),
       fact("Saved, last hour", seconds(hour.saved_s), "of solving, by stored answers"),
+      fact("Memory saved, last hour", bytes(hour.saved_bytes), "by plans, against plain training"),
       fact("Store", bytes(found.store_bytes)));
   }
 
