@@ -18,7 +18,7 @@ from remat_ir.proof import certifiable
 from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
-from ..errors import Conflict, Invalid, Unavailable
+from ..errors import Conflict, Invalid, RateLimited, Unavailable
 from ..identity import Caller, Keys, Retry, keys_of, method_key_of
 from ..storage.answers import CachedResponse, Stored, document
 from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
@@ -158,16 +158,18 @@ class Submission:
         if net is None or digests is None:
             return Taken(await self._answer_infeasible())
         keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
-        snapshot, packed = await context.store.snapshot_with_graph(keys, net.budget_bytes)
+        snapshot, packed, near = await context.store.snapshot_with_graph(keys, net.budget_bytes)
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
             if joined is not None:
                 return Taken(joined, waits=True)
-            snapshot, packed = await context.store.snapshot_with_graph(keys, net.budget_bytes)
+            snapshot, packed, near = await context.store.snapshot_with_graph(keys, net.budget_bytes)
         if packed is not None:
             await self._mend_graph(keys, packed)
         within_s = context.settings.look_up_s
-        known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot, within_s)
+        known = Stored(net)
+        if not ask.force:
+            known = await context.cache.known(self.caller, keys, net, snapshot, within_s, near)
         looked = _Looked(net, keys, known, packed is None)
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
@@ -324,9 +326,13 @@ class Submission:
         row = self._keyed_row(keys)
         async with context.database.write(brief=True) as connection:
             told: dict[str, Any] | None = None
-            solve_id = await self._join(connection, keys)
-            if solve_id is None:
+            try:
                 await self._check_capacity(connection)
+            except (RateLimited, Unavailable):  # a join costs nothing: the same may have been queued since the look
+                solve_id = await self._join(connection, keys)
+                if solve_id is None:
+                    raise
+            else:
                 budget = looked.net.budget_bytes
                 await context.store.put_graph(connection, keys, self.ask.text, budget, looked.absent)
                 near_id = await self._keep_near(connection, looked)

@@ -38,7 +38,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import structlog
-from sqlalchemy import bindparam, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import (
@@ -58,7 +58,7 @@ from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
 from .seals import WHOLE, Claims, Floor, column
-from .store import Row, Snapshot, Store, StoredPlan
+from .store import SAME_STRUCTURE, Row, Snapshot, Store, StoredPlan
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
 
@@ -69,10 +69,7 @@ _MOST_REPORTED = 10_000  # rows that are remembered as logged and counted
 
 
 _SAME_STRUCTURE = (
-    select(graphs.c.key, graphs.c.data)
-    .where(graphs.c.structure_key == bindparam("structure"), graphs.c.key != bindparam("graph"))
-    .order_by(graphs.c.used_at.desc(), graphs.c.key)
-    .limit(4)
+    select(graphs.c.key, graphs.c.data).where(SAME_STRUCTURE).order_by(graphs.c.used_at.desc(), graphs.c.key).limit(4)
 )
 
 
@@ -116,20 +113,22 @@ class Cache:
         problem: Problem,
         snapshot: Snapshot | None = None,
         within_s: float | None = None,
+        near: bool = True,
     ) -> Stored:
         """What is stored about a net problem, from a look just taken or a new one; plan and certificate are checked.
 
         Args:
             within_s: seconds to look: the plan first, then the certificates, then graphs with other costs. What the
                 time is too short for is left out, and the result is `partial`.
+            near: there may be such graphs.
         """
         time = LookTime(self._database.clock, within_s)
-        stored = await self._known(caller, keys, problem, snapshot, time)
+        stored = await self._known(caller, keys, problem, snapshot, time, near)
         self._metrics.look_seconds.labels("part" if stored.partial else "all").observe(time.spent())
         return stored
 
     async def _known(
-        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: LookTime
+        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: LookTime, near: bool
     ) -> Stored:
         found = snapshot or await self._store.snapshot(keys, problem.budget_bytes)
         unsound: list[Row] = []
@@ -163,7 +162,7 @@ class Cache:
             unsound=(*unsound, *broken),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
-        if keys.any_method and not proved:
+        if keys.any_method and near and not proved:
             stored = await self._with_near(caller, keys, problem, stored, time)
             if stored.carried and stored.certain_bytes is None:
                 stored = replace(stored, certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject))

@@ -266,8 +266,10 @@ def _read(row: Sequence[Any] | None) -> Snapshot:
 
 _OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
 _OF_REQUEST = EndedRequest._fields[:9]
+SAME_STRUCTURE = and_(graphs.c.structure_key == bindparam("structure"), graphs.c.key != bindparam("graph"))
+"""Graphs of the same structure with other costs."""
 _SNAPSHOT = _snapshot()
-_WITH_GRAPH = _SNAPSHOT.add_columns(_GRAPH.scalar_subquery())
+_WITH_GRAPH = _SNAPSHOT.add_columns(_GRAPH.scalar_subquery(), exists(select(graphs.c.key).where(SAME_STRUCTURE)))
 _ENDED_REQUEST = (
     select(
         *(requests.c[name] for name in _OF_REQUEST),
@@ -440,11 +442,10 @@ class Store:
         """What an answer to this problem by this method rests on now."""
         return _read(await self._database.first(_SNAPSHOT, **_named(keys, net_budget)))
 
-    async def snapshot_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
-        """The same, and the stored bytes of the graph."""
-        row = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget))
-        assert row is not None
-        return _read(row), row[-1]
+    async def snapshot_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None, bool]:
+        """The same, the stored bytes of the graph, and whether there are others of its structure."""
+        row: Any = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget), structure=keys.structure)
+        return _read(row), row[-2], bool(row[-1])
 
     async def snapshot_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
         """The same if some rows were not there, and so no effort either, which may have rested on them."""
