@@ -64,9 +64,8 @@ class Stored:
     `proof`, and `inside` of the method's own space, are checked on this problem. `near` is a plan of a graph with other
     costs, verified on this one, that is not in the store under this graph yet; `carried` says that something came from
     such a graph; `partial`, that the time was too short for some certificate. `snapshot` is what all of it rests on.
-    `certain_bytes` is what a single op needs, for certain; None where it was not worked out yet. `unsound` are rows
-    that were passed over: damaged, or of a smaller space than the method searches by now. `refuting` is what a verified
-    plan costs and needs that shows others to be wrong.
+    `unsound` are rows that were passed over: damaged, or of a smaller space than the method searches by now. `refuting`
+    is what a verified plan costs and needs that shows others to be wrong.
     """
 
     problem: Problem
@@ -83,7 +82,6 @@ class Stored:
     carried: bool = False
     partial: bool = False
     certify: bool = True
-    certain_bytes: int | None = None
     unsound: tuple[Row, ...] = ()
     refuting: Verdict | None = None
 
@@ -166,7 +164,7 @@ class Stored:
 
     def with_claims(self, answer: Answer) -> Answer:
         """An answer made from what is known, that says what of it has no certificate, and who claims that."""
-        least = certain_need(self.problem.subject) if self.certain_bytes is None else self.certain_bytes
+        least = certain_need(self.problem.subject)  # looked up beforehand, if it takes long (`Cache.known`)
         if self.proves_none and self.snapshot is not None and self.snapshot.too_small is not None:
             least = max(least, self.snapshot.too_small.budget_bytes + 1)
         elif self.proves_none:

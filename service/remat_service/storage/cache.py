@@ -158,14 +158,13 @@ class Cache:
             enough_bytes=floor.enough_bytes,
             effort=found.effort,
             certify=keys.certify,
-            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject) if any(found[:-2]) else None,
             unsound=(*unsound, *broken),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and near and not proved:
             stored = await self._with_near(caller, keys, problem, stored, time)
-            if stored.carried and stored.certain_bytes is None:
-                stored = replace(stored, certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject))
+        if any(found[:-2]) or stored.carried:  # there is something to answer, and a graph remembers what it needs
+            await self._verifier.measure(problem.subject)
         return await self._without_refuted(keys, problem, stored)
 
     async def _checked(

@@ -274,9 +274,7 @@ class Claims:
         await connection.execute(higher)
 
     async def drop_refuted(self, connection: AsyncConnection, graph_key: str, verdict: Verdict) -> None:
-        """Forget every claim about a graph that a verified plan of this cost and peak shows to be wrong, and how solves
-        of that graph ended: they may have rested on it.
-        """
+        """Forget every claim about a graph that a verified plan of this cost and peak shows to be wrong."""
         await connection.execute(
             delete(bounds).where(
                 bounds.c.graph_key == graph_key,
@@ -288,7 +286,6 @@ class Claims:
         await connection.execute(
             delete(floors).where(floors.c.graph_key == graph_key, floors.c.least_bytes > verdict.peak_bytes)
         )
-        await self.drop_efforts(connection, graph_key)
 
     async def raise_floor(
         self, connection: AsyncConnection, graph_key: str, least_bytes: int, enough_bytes: int | None

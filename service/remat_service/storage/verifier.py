@@ -121,9 +121,8 @@ class CheckedProof(NamedTuple):
 class Verifier:
     """Reads graphs and plans from packed bytes, with a memory of what it has already verified."""
 
-    def __init__(self, most_graphs: int = 64, most_needs: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
+    def __init__(self, most_graphs: int = 64, most_plan_bytes: int = 64 << 20) -> None:
         self._graphs: Lru[str, Subject] = Lru(most_graphs)
-        self._needs: Lru[str, int] = Lru(most_needs)
         self._plans: Lru[tuple[str, str], tuple[Verdict, bytes]] = Lru(most_plan_bytes)
         self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 2)
         self._checks: dict[tuple[str, int, str], asyncio.Task[CheckedProof | None]] = {}
@@ -169,13 +168,10 @@ class Verifier:
         found = self._plans.get((graph_key, checksum(packed)))
         return found[1] if found is not None and found[0] == claimed and claimed.peak_bytes <= net_budget else None
 
-    async def certain_need(self, graph_key: str, subject: Subject) -> int:
-        """Net bytes that every plan needs for what a single op needs alone, worked out once for a graph."""
-        found = self._needs.get(graph_key)
-        if found is None:
-            found = await _run(_SMALL_BYTES if size_of(subject)[0] > _SMALL_OPS else 0, certain_need, subject)
-            self._needs.put(graph_key, found, 1)
-        return found
+    async def measure(self, subject: Subject) -> None:
+        """Let a large graph work out what its ops need, off the event loop; it remembers that."""
+        if size_of(subject)[0] > _SMALL_OPS:
+            await asyncio.to_thread(certain_need, subject)
 
     async def proof(
         self, graph_key: str, problem: Problem, packed: bytes, within_s: float | None = None, space: str = WHOLE
