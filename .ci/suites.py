@@ -90,6 +90,13 @@ def pieces(folder: str, parts: int) -> Iterator[Suite]:
         yield marked_tests(f"slow {folder} {part + 1}/{parts}", SLOW, *files[part::parts])
 
 
+def seeds(count: int, parts: int) -> Iterator[Suite]:
+    """The seeds of the simulated service, in parts."""
+    for first in range(0, count, count // parts):
+        which = f"{first}:{first + count // parts}"
+        yield Suite(f"seeds {which}", ("env", "PYTHONPATH=tests", PYTHON, "-m", "service.simulation", which))
+
+
 CHANGE = (
     made("wheel", 0),
     made("test-quick", 2),
@@ -106,6 +113,7 @@ NIGHTLY = (
     *pieces("solver", 1),
     *pieces("benchmarks", 2),
     *pieces("repository", 1),
+    *seeds(10_000, 10),
     made("test-properties"),
     made("test-bounds", 2),
     *map(release, RELEASES),
