@@ -22,23 +22,24 @@ class Costs:
     """Processor seconds and bytes, measured on two x86_64 cores shared with other work.
 
     Attributes:
-        miss_s: of a server for a POST of a new problem of 300 ops on PostgreSQL (load average 11).
-        hit_s: of a server for a hit of a new body at 300 ops, SQLite (load average 8).
+        miss_s: of a server for a POST of a new problem of 300 ops on PostgreSQL (`benchmarks.load burst`, load average
+            7 to 13).
+        hit_s: of a server for a hit of a new body at 300 ops, likewise: its row is written before it is answered.
         solve_s: of a worker for a solve besides solving (docs/scale.md).
         claim_s: of PostgreSQL for a claim, for each 10,000 solves that wait (`EXPLAIN ANALYZE`, load average 7).
-        answer_bytes: of a problem of 300 ops: packed graph 4.0, plan 1.5 and certificate 8.7 kB, and some 6 kB of rows.
+        answer_bytes: of a problem of 300 ops, with indexes, and of its request.
         hit_bytes: of the row of a hit.
-        server_connections, worker_connections: that a process keeps open (`benchmarks.load depth`).
+        server_connections, worker_connections: that a process keeps open.
     """
 
-    miss_s: float = 0.019
-    hit_s: float = 0.0016
+    miss_s: float = 0.0116
+    hit_s: float = 0.0069
     solve_s: float = 0.055
     claim_s: float = 0.022
-    answer_bytes: int = 20_000
+    answer_bytes: int = 16_600
     hit_bytes: int = 1_256
     server_connections: int = 12
-    worker_connections: int = 7
+    worker_connections: int = 9
 
 
 def waiting_s(rate: float, service_s: float, cores: int) -> float:

@@ -75,7 +75,7 @@ async def _connection(port: int, left: Iterator[bytes], status: int) -> list[flo
     times = []
     for body in left:
         begun = time.perf_counter()
-        await _sent(reader, writer, body, status)
+        await sent(reader, writer, body, status)
         times.append(time.perf_counter() - begun)
     writer.close()
     return times
@@ -83,11 +83,11 @@ async def _connection(port: int, left: Iterator[bytes], status: int) -> list[flo
 
 async def _post(port: int, body: bytes, status: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    await _sent(reader, writer, body, status)
+    await sent(reader, writer, body, status)
     writer.close()
 
 
-async def _sent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, status: int) -> None:
+async def sent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, status: int) -> None:
     """One request over an open connection, by hand: a client library would take more of the machine than the server."""
     writer.write(body)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
