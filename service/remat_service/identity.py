@@ -112,6 +112,8 @@ def method_key_of(method: str, options: dict[str, object], start: str | None = N
     """The second key: the method, its options where they differ from its defaults, the start it was told to use."""
     if not certify:
         return method_key_of(method, options, start) + _CLAIMS
+    if not options and start is None:
+        return method
     known = METHODS[method]
     given, default = asdict(known.read_options(options)), asdict(known.options())
     changed = {name: value for name, value in sorted(given.items()) if value != default[name]}

@@ -97,11 +97,10 @@ def _parts(subject: Subject) -> _Parts:
         del data["fixed_bytes"]
     elif isinstance(subject, Chain) and not subject.input_may_leave:
         data["activation_bytes"][0] = 0
-    return {key: f"{_json(key)}:{_json(value)}".encode() for key, value in data.items()}
+    return {key: f'"{key}":{_json(value)}'.encode() for key, value in data.items()}
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _problem(parts: _Parts, problem: Problem) -> str:

@@ -177,14 +177,15 @@ def _json(body: Body, settings: Settings) -> Any:
     raw = body.text
     if not raw:
         raise BadRequest("the request has no body")
-    body.hold(min(_built(raw), MOST_READING_BYTES))
+    built = _built(raw)
+    body.hold(min(built, MOST_READING_BYTES))
     try:
-        if _memory(raw) <= MOST_READING_BYTES:
+        if built + _copies(raw) <= MOST_READING_BYTES:
             return parse(raw)
         _check_arrays(raw, settings)
         longest = max(settings.most_ops, settings.most_edges, settings.most_values)
         separated = separate(raw, longest, MOST_READING_BYTES)
-        taken = len(raw) + separated.taken + _memory(separated.rest)
+        taken = len(raw) + separated.taken + _built(separated.rest) + _copies(separated.rest)
         if taken > MOST_READING_BYTES:
             raise TooLarge(
                 f"the body would take {readable(taken)} to read, more than the {readable(MOST_READING_BYTES)} allowed"
@@ -194,10 +195,9 @@ def _json(body: Body, settings: Settings) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def _memory(text: bytes | bytearray) -> int:
-    """An estimate from above of what a text and all that is read from it take, until a document is made of it."""
-    copies = 2 if text.isascii() else 8  # decoded, and its strings once more
-    return (1 + copies) * len(text) + _built(text)
+def _copies(text: bytes | bytearray) -> int:
+    """An estimate from above of what a text takes, with what is decoded of it, and its strings once more."""
+    return (3 if text.isascii() else 9) * len(text)
 
 
 def _built(text: bytes | bytearray) -> int:
