@@ -265,6 +265,22 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not_there() -> None:
     assert bare == {name for name in names if name.startswith("remat_")}
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [("", 0), ("# HELP weight_kilobytes It.\n# TYPE weight_kilobytes counter\nweight_kilobytes 1\n", 3)],
+)
+def test_names_follow_the_conventions(more: str, code: int) -> None:
+    """By promtool, with a sample of each: base units, `_total`, a sentence; what breaks them is found."""
+    metrics = Metrics()
+    for metric in vars(metrics).values():
+        if (names := getattr(metric, "_labelnames", ())) and not metric._labelvalues:
+            metric.labels(*names)
+    text = metrics.text().decode() + more
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
 _QUICK = {"hit": ", le='0.05'", "miss": ", le='0.5'"}
 
 
