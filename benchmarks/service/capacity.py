@@ -23,7 +23,7 @@ class Costs:
 
     Attributes:
         miss_s: of a server for a POST of a new problem of 300 ops on PostgreSQL (`benchmarks.load burst`, load average
-            7 to 13).
+            4).
         hit_s: of a server for a hit of a new body at 300 ops, likewise: its row is written before it is answered.
         solve_s: of a worker for a solve besides solving (docs/scale.md).
         claim_s: of PostgreSQL for a claim, for each 10,000 solves that wait (`EXPLAIN ANALYZE`, load average 7).
@@ -33,10 +33,10 @@ class Costs:
     """
 
     miss_s: float = 0.0116
-    hit_s: float = 0.0069
+    hit_s: float = 0.0058
     solve_s: float = 0.055
     claim_s: float = 0.022
-    answer_bytes: int = 16_600
+    answer_bytes: int = 16_900
     hit_bytes: int = 1_256
     server_connections: int = 12
     worker_connections: int = 9
