@@ -59,7 +59,8 @@ def run(name: str) -> str:
         found = compared(lambda training: module.train(training, *arguments), folder)
     result = "equal" if not found.faults else "; ".join(found.faults[:3])
     seconds = round(time.monotonic() - began)
-    return f"{result} | {found.steps} | {found.plans} | {found.take_overs} | {found.saved:.0%} | {seconds}"
+    saved = "unknown" if found.saved is None else f"{found.saved:.0%}"
+    return f"{result} | {found.steps} | {found.plans} | {found.take_overs} | {saved} | {seconds}"
 
 
 def commit() -> str:

@@ -15,7 +15,7 @@ def train(training: Training) -> None:
     model.set_num_output_chunks(loss_of.num_output_chunks)
     training.enable(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    rows = token_rows(160)
+    rows = token_rows(80) + token_rows(80, (20, 16, 24, 12))
     for step in range(40):
         tokens = torch.stack([row["input_ids"] for row in rows[4 * step : 4 * step + (3 if step == 39 else 4)]])
         labels = torch.hstack((tokens[..., 1:], torch.full((len(tokens), 1), loss_of.ignore_index)))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import remat
+from remat.planning.division import peak_by
 from remat.planning.greedy import greedy_answer
 from remat.training.enable import Plans, plans_of
 from remat_ir import Answer, Problem
@@ -158,12 +159,12 @@ def tensors(value: Any) -> Iterable[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recipe came to; `faults` are sentences, none where all holds."""
+    """What a recipe came to; `faults` are sentences, none where all holds; `saved` is not known of plans by name."""
 
     steps: int
     plans: int
     take_overs: int
-    saved: float
+    saved: float | None
     faults: tuple[str, ...]
 
 
@@ -196,14 +197,20 @@ def compared(train: Any, folder: str) -> Outcome:
     if handler.number < LEAST_TAKE_OVERS:
         faults.append(f"{handler.number} plans took over, {LEAST_TAKE_OVERS} asked for")
     plans = len(found) if ours.measured else sum(planner.asked for planner in ours.planners)
-    if not plans or (ours.measured and not peaks):
+    shares = [shared for each in ours.plans.values() if (shared := each._carrier.backend.shared).division is not None]
+    if not plans or (ours.measured and not peaks and not shares):
         faults.append("nothing was planned, or no step of it was measured")
     for plan, peak in peaks:
         allowed = plan.answer.budget_bytes - plan.step.graph.fixed_bytes
         if peak.measured_bytes > max(allowed, peak.predicted_bytes) + ROOM_BYTES or peak.predicted_bytes > allowed:
             faults.append(f"a step took {peak.measured_bytes} bytes of {allowed}")
+    for shared in shares:
+        chosen = {stack: point.option for stack, point in shared._table.items()}
+        there = peak_by([row for row in shared.watching.rows.values() if set(row.stacks) <= set(chosen)], chosen)
+        if there > shared.division.allowed_bytes + ROOM_BYTES:
+            faults.append(f"the calls of a step took {there} bytes of {shared.division.allowed_bytes}")
     saved = min((_share(plan) for plan in found), default=1.0)
-    return Outcome(ours.steps, plans, handler.number, 1 - saved, tuple(faults))
+    return Outcome(ours.steps, plans, handler.number, 1 - saved if found else None, tuple(faults))
 
 
 def _share(plan: Any) -> float:
