@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,10 @@ from typer.testing import CliRunner
 from remat.batch.search import between
 from remat.cli import app
 from remat.cli.show import MARKERS, _colors, curve_chart, curve_picture, ways_picture
+from remat.errors import ServiceError
 from remat.planning.checkpoints import per_block, selective
+from remat.planning.options import SolveOptions
+from remat.planning.planner import FallbackPlanner
 from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit
 from remat.target.step import target_step
@@ -89,7 +90,7 @@ def test_a_larger_batch_is_grouped_as_the_first_one() -> None:
     found = predict(merging, "rtx4090", planner="greedy", time_limit_s=2.0)
     assert found.largest_plain is not None
     assert found.largest_plain > 100
-    assert not found.no_batch
+    assert not found.unknown
 
 
 def branching(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
@@ -103,8 +104,9 @@ def test_what_is_known_is_said_where_no_largest_batch_can_be_found() -> None:
     assert found.largest_plain is None
     assert found.answer.plan is not None
     assert "largest batch" in str(found)
-    assert found.no_batch in str(found)
-    assert found.no_batch.startswith("the step is another program at a batch of 8 than at one of 4; give batch=")
+    (why,) = found.unknown.values()
+    assert why in str(found)
+    assert why.startswith("the step is another program at a batch of 8 than at one of 4; give batch=")
 
 
 @pytest.mark.thorough
@@ -139,8 +141,50 @@ def test_what_is_finished_is_said_where_a_later_part_fails(ending: BaseException
 
     found = predict(made, "h100", planner="greedy", time_limit_s=1.0)
     assert found.answer.plan is not None
-    assert why in found.no_batch
+    assert why in found.unknown["largest batch"]
     assert "largest batch" in str(found)
+
+
+class Refusing:
+    """A planner that ends every question alike."""
+
+    def __init__(self, ending: BaseException) -> None:
+        self.ending, self.asked = ending, 0
+
+    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        raise self.ending
+
+
+@pytest.mark.thorough
+def test_what_no_plan_is_needed_for_is_said_where_planning_fails(table: Path) -> None:
+    """The peak, the least budget and the largest batch without a plan; each row that lacks its plan says why."""
+    refusing = FallbackPlanner([Refusing(ServiceError("no answer today"))], strict=True)
+    found = predict(make_model, str(table), batch=4096, planner=refusing)
+    assert found.least_bytes < found.plain_bytes
+    assert found.largest_plain is not None
+    assert found.largest_plain > 0
+    assert not found.fits
+    wanting = {row[0]: row[2] for row in found.rows if row[1] == "not known"}
+    assert wanting == dict.fromkeys(("on this device", "other budgets", "largest batch by a plan"), "no answer today")
+    assert found.figures["unknown"] == wanting
+
+
+@pytest.mark.thorough
+def test_an_interrupt_ends_what_would_come_after_it(table: Path) -> None:
+    sizes: list[int] = []
+
+    def made(batch: int = 4096) -> tuple[nn.Module, torch.Tensor]:
+        sizes.append(batch)
+        return make_model(batch)
+
+    planner = Refusing(KeyboardInterrupt())
+    found = predict(made, str(table), planner=planner, optimizer="adamw", release_gradients=True)
+    assert (sizes, planner.asked) == ([4096], 1)
+    assert found.released is None
+    assert set(found.unknown) == {"on this device", "other budgets", "largest batch", "gradients released"}
+    assert set(found.unknown.values()) == {"interrupted"}
+    assert "plain training needs" in str(found)
 
 
 @pytest.mark.thorough
@@ -373,9 +417,9 @@ def test_released_gradients_are_those_of_one_rank(table: Path, parallel: str) ->
 
 
 def test_ways_that_are_compared_have_looks_of_their_own(tmp_path: Path) -> None:
-    assert len(set(MARKERS)) == 14
-    for one, other in combinations(_colors(14), 2):  # red, green, blue from 0 to 1
-        assert math.dist(one[:3], other[:3]) > 0.15
+    looks = {(MARKERS[at % len(MARKERS)], tuple(color)) for at, color in enumerate(_colors(14))}
+    assert len(looks) == 14
+    assert len({color for _, color in looks}) == 14
     ways_picture(tmp_path / "ways.png", [(f"way {n}", 2**20 * n, n / 10) for n in range(1, 15)], 2**22)
     assert (tmp_path / "ways.png").stat().st_size > 10_000
 

@@ -121,8 +121,9 @@ def _print(found: Any) -> None:
     """The table, and the curve below it."""
     console = Console()
     console.print(str(found), highlight=False, soft_wrap=True)
-    console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
-    console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
+    if found.curve:
+        console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
+        console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
 
 
 class Way(NamedTuple):

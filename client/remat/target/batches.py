@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
@@ -112,7 +113,10 @@ def check_same(one: Graph, other: Graph, sizes: tuple[int, int]) -> None:
         CaptureError: they are.
     """
     if not same_structure(one, other):
-        raise CaptureError(f"the step is another program at a batch of {sizes[1]} than at one of {sizes[0]}")
+        raise CaptureError(
+            f"the step is another program at a batch of {sizes[1]} than at one of {sizes[0]}; give batch= to ask about "
+            "one size"
+        )
 
 
 def step_between(one: tuple[int, TrainingStep], other: tuple[int, TrainingStep], size: int) -> TrainingStep:
@@ -153,6 +157,7 @@ class GraphBatches:
         known: one that is there, and its batch.
         memory: bytes for tensors.
         most: that a plan may cost more, as a share of plain training's time.
+        ask: plans a problem.
         phase: called with what is done from now on.
     """
 
@@ -162,28 +167,41 @@ class GraphBatches:
         known: tuple[int, Graph] | None,
         memory: int,
         most: float,
+        ask: Callable[[Problem], Answer],
         phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._phase = phase
-        self._graphs = Family(capture, between, known)
+        self._capture, self._given, self._ask, self._phase = capture, known, ask, phase
         self._memory, self._most = memory, most
         self._plans: list[Plan] = []
         self._known = ""
-        low, high = self._graphs.pair
-        check_same(self._graphs.captured(low), self._graphs.captured(high), self._graphs.pair)
+
+    @cached_property
+    def _graphs(self) -> Family[Graph]:
+        graphs = Family(self._capture, between, self._given)
+        low, high = graphs.pair
+        check_same(graphs.captured(low), graphs.captured(high), graphs.pair)
+        return graphs
 
     def plain(self) -> int:
-        """The largest batch that trains without a plan."""
+        """The largest batch that trains without a plan.
+
+        Raises:
+            CaptureError: two batches are two programs.
+        """
         found = largest(lambda size: plain_peak(self._graphs[size]) <= self._memory)
         self._known = f"{found} without a plan"
         return found
 
-    def planned(self, ask: Callable[[Problem], Answer]) -> Batch:
-        """The largest batch for which a plan is found that costs no more than is asked for, captured and planned."""
+    def planned(self) -> Batch:
+        """The largest batch for which a plan is found that costs no more than is asked for, captured and planned.
+
+        Raises:
+            CaptureError: two batches are two programs.
+        """
 
         def overhead(size: int) -> float | None:
             self._phase(f"capturing and planning at a batch of {size}; {self._known}")
-            return ask(Problem(self._graphs.captured(size), self._memory)).overhead
+            return self._ask(Problem(self._graphs.captured(size), self._memory)).overhead
 
         return largest_that(self._promised, overhead, self._most)
 

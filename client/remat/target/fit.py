@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack, overload
 
 from remat_ir import (
@@ -13,9 +13,10 @@ from remat_ir import (
     InvalidData,
     Plan,
     Problem,
-    RematError,
+    Status,
     least_memory,
     plain_peak,
+    plain_plan,
     readable,
     verify,
     working_set,
@@ -27,8 +28,12 @@ from .batches import Batch, GraphBatches, figures_of
 from .build import autocast as casting
 from .build import in_dtype
 from .devices import Target, target_of
+from .parts import Parts
 from .pipeline import PipelineFit, curve_budgets, fit_pipeline
 from .step import ALONE, Asked, Parallel, TargetStep, target_step
+
+LEAST, HERE, LARGEST, PLANNED = "least budget", "on this device", "largest batch", "largest batch by a plan"
+"""Rows of the table that are a part each, which may fail."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +50,7 @@ class Fit:
         overhead_range: what that plan costs more if each class of kernels is off by up to 20 %.
         curve: plans at budgets from the least one to plain training.
         largest_plain, largest_planned: None where the batch of the function cannot be chosen.
-        no_batch: why no largest batch was found where one was looked for; else empty.
-        no_released: why there are no figures with gradients released where they were asked for; else empty.
+        unknown: the parts that failed, by name, and why; all others are as if nothing had.
         max_overhead: the most that the plan of the largest batch may cost more.
         released: the same with gradients released as they are made, where that was asked for.
         parallel: the ranks that the job is spread over; all figures are those of one of them, but `batch` is its own.
@@ -68,8 +72,7 @@ class Fit:
     seconds: float
     released: Fit | None = None
     parallel: Parallel = ALONE
-    no_batch: str = ""
-    no_released: str = ""
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -78,19 +81,19 @@ class Fit:
         found = [(name, readable(size), "there throughout") for name, size in self.step.step.fixed.items() if size]
         found.append(("plain training needs", readable(self.plain_bytes), share))
         bound = f"a plan is known; none needs less than {readable(self.least_bound_bytes)}"
-        found.append(("least budget", readable(self.least_bytes), bound))
+        found.append((LEAST, readable(self.least_bytes), bound))
         if self.optimizer is not None:
             update = readable(self.step.update_peak_bytes)
             found.append(("the optimizer's step", update, "its temporaries and all gradients, whatever the plan"))
-        found.append(("on this device", *self._here()))
-        if self.no_batch:
-            found.append(("largest batch", "not known", self.no_batch))
-        if self.largest_plain is not None and self.largest_planned is not None:
+        found.append((HERE, *self._here()))
+        if self.largest_plain is not None:
+            found.append((f"{LARGEST}, plain", str(self.largest_plain), ""))
+        if self.largest_planned is not None:
             most = self.largest_planned
-            found.append(("largest batch, plain", str(self.largest_plain), ""))
             limit = f"at {100 * most.overhead:+.1f} % time; at most {100 * self.max_overhead:+.0f} % was asked for"
-            found.append(("largest batch by a plan", str(most.size), limit if most.size else "not even one fits"))
-        return found
+            found.append((PLANNED, str(most.size), limit if most.size else "not even one fits"))
+        failed = {name: (name, "not known", why) for name, why in self.unknown.items()}
+        return [failed.pop(row[0], row) for row in found] + list(failed.values())
 
     @property
     def fits(self) -> bool:
@@ -114,6 +117,7 @@ class Fit:
             "overhead": self.answer.overhead,
             "overhead_range": self.overhead_range,
             **figures_of(self.curve, self.largest_plain, self.largest_planned),
+            "unknown": dict(self.unknown),
             "seconds": self.seconds,
             "released": None if self.released is None else self.released.figures,
         }
@@ -141,19 +145,19 @@ class Fit:
             there = {row[:2] for row in rows}
             rows += [("with gradients released as they are made:", "", "")]
             rows += [row for row in self.released.rows if row[2] != "there throughout" or row[:2] not in there]
-        if self.no_released:
-            rows.append(("gradients released", "not known", self.no_released))
         wide = [max(len(row[i]) for row in rows if row[1]) for i in range(2)]
         lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {note}".rstrip() for name, value, note in rows]
         return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s", *self._paste()])
 
     def _paste(self) -> list[str]:
-        """The line of Python that trains by a plan, where one is needed and there is one."""
-        if self.plain_bytes <= self.memory_bytes or self.answer.overhead is None or self.step.target is None:
+        """The line of Python that trains by a plan, where there is one, and one is needed here or at a larger batch."""
+        more = self.largest_planned is not None and self.largest_planned.size > (self.largest_plain or 0)
+        needed = more or self.plain_bytes > self.memory_bytes
+        if not needed or self.answer.overhead is None or self.step.target is None:
             return []
         options = "" if self.optimizer is None else ", optimizer=optimizer"
         options += ", release_gradients=True" if self.step.job.releases else ""
-        return [f'to train by such a plan: remat.enable(model, budget="{self.memory_bytes // 2**20}MiB"{options})']
+        return [f'to train by a plan: remat.enable(model, budget="{self.memory_bytes // 2**20}MiB"{options})']
 
 
 class _Options(TypedDict, total=False):
@@ -252,19 +256,18 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
             raise InvalidData("release_gradients=True needs optimizer=, the name of one of torch's")
     if asked.parallel.pp > 1:
         return fit_pipeline(asked)
-    found = _fit(asked, False)
+    parts = Parts()
+    found = _fit(asked, False, parts)
     if not release:
         return found
     asked.phase("the same with gradients released")
-    try:
-        released = _fit(asked, True)
-    except RematError as error:
-        return replace(found, no_released=str(error))
-    return replace(found, released=released, seconds=found.seconds + released.seconds)
+    released = parts.part("gradients released", lambda: _fit(asked, True, parts), None)
+    seconds = found.seconds + (0.0 if released is None else released.seconds)
+    return replace(found, released=released, seconds=seconds, unknown={**found.unknown, **parts.unknown()})
 
 
-def _fit(asked: Asked, release: bool) -> Fit:
-    """The figures, with gradients released or not."""
+def _fit(asked: Asked, release: bool, parts: Parts) -> Fit:
+    """The figures, with gradients released or not; once the step is captured, each part by itself."""
 
     def at(size: int | None, like: TargetStep | None = None) -> TargetStep:
         return target_step(
@@ -285,27 +288,36 @@ def _fit(asked: Asked, release: bool) -> Fit:
     plain = plain_peak(graph)
     known = f"plain training needs {readable(plain)} of {readable(memory)}"
     asked.phase(f"looking for the least budget; {known}")
-    least = _least(graph, time_limit_s)
+    least = parts.part(LEAST, lambda: _least(graph, time_limit_s), plain)
     known += f", a plan {readable(least)}"
     asked.phase(f"planning for the device's memory; {known}")
-    answer = asked.planner.plan(Problem(graph, memory), options)
+    here = Problem(graph, memory)
+    if plain <= memory:
+        answer = Answer.of_plan(here, plain_plan(graph), method="plain")
+    else:
+        nothing = Answer(Status.NOTHING_FOUND, options.method, memory)
+        answer = parts.part(HERE, lambda: asked.planner.plan(here, options), nothing)
     ends = first.overhead_range(answer.plan) if isinstance(answer.plan, Plan) else None
     known += "" if answer.overhead is None else f"; in the device's memory {100 * answer.overhead:+.1f} % time"
     asked.phase(f"planning at several budgets; {known}")
     short = replace(options, time_limit_s=time_limit_s / 4)
-    curve = tuple(asked.planner.plan(Problem(graph, budget), short) for budget in curve_budgets(least, plain))
-    sizes: tuple[int | None, Batch | None] = None, None
-    why = ""
+    problems = [Problem(graph, budget) for budget in curve_budgets(least, plain)]
+    curve = parts.part("other budgets", lambda: tuple(asked.planner.plan(each, short) for each in problems), ())
+    largest_plain: int | None = None
+    largest_planned: Batch | None = None
     if asked.batch_is_free:
         asked.phase(f"looking for the largest batch; {known}")
-        captured = None if asked.known_batch is None else (asked.known_batch, graph)
-        try:
-            search = GraphBatches(lambda size: at(size, first).graph, captured, memory, asked.max_overhead, asked.phase)
-            sizes = search.plain(), search.planned(lambda problem: asked.planner.plan(problem, options))
-        except KeyboardInterrupt:
-            why = "interrupted while it was looked for"
-        except RematError as error:
-            why = f"{error}; give batch= to ask about one size"
+        search = GraphBatches(
+            lambda size: at(size, first).graph,
+            None if asked.known_batch is None else (asked.known_batch, graph),
+            memory,
+            asked.max_overhead,
+            lambda problem: asked.planner.plan(problem, options),
+            asked.phase,
+        )
+        largest_plain = parts.part(LARGEST, search.plain, None)
+        if largest_plain is not None:
+            largest_planned = parts.part(PLANNED, search.planned, None)
     return Fit(
         first,
         asked.batch,
@@ -317,11 +329,12 @@ def _fit(asked: Asked, release: bool) -> Fit:
         answer,
         ends,
         curve,
-        *sizes,
+        largest_plain,
+        largest_planned,
         asked.max_overhead,
         time.perf_counter() - start,
         parallel=asked.parallel,
-        no_batch=why,
+        unknown=parts.unknown(),
     )
 
 

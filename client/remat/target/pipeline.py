@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ from ..training.step import TrainingStep, training_step
 from .batches import Batch, Family, figures_of, largest, largest_that, step_between
 from .build import Built, build, tracing_for
 from .devices import Target
+from .parts import Parts
 from .price import price
 from .step import Asked, Parallel, optimizer_of
 
@@ -269,6 +271,8 @@ def stages_between(
     return found
 
 
+LARGEST = "largest micro-batch"
+
 POINTS = 4
 """Budgets between the least one and what plain training needs, at which a curve is found."""
 
@@ -314,6 +318,7 @@ class PipelineFit:
         largest_plain, largest_planned: micro-batches that all ranks train; None where that of the function cannot be
             chosen.
         max_overhead: the most that the plans of the largest micro-batch may cost more.
+        unknown: the parts that failed, by name, and why.
     """
 
     name: str
@@ -331,6 +336,7 @@ class PipelineFit:
     largest_planned: Batch | None
     max_overhead: float
     seconds: float
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plain_bytes(self) -> int:
@@ -381,15 +387,17 @@ class PipelineFit:
             "makespan_ns": self.makespan_ns,
             "plain_makespan_ns": self.plain_makespan_ns,
             **figures_of(self.curve, self.largest_plain, self.largest_planned),
+            "unknown": dict(self.unknown),
             "seconds": self.seconds,
         }
 
     def _largest(self) -> list[str]:
+        failed = [f"{name}: not known: {why}" for name, why in self.unknown.items()]
         most = self.largest_planned
         if most is None:
-            return []
+            return failed if self.largest_plain is None else [f"{LARGEST}: {self.largest_plain} plain", *failed]
         planned = f"{most.size} by plans at {100 * most.overhead:+.1f} % time" if most.size else "none by plans"
-        return [f"largest micro-batch: {self.largest_plain} plain, {planned}; at most {100 * self.max_overhead:+.0f} %"]
+        return [f"{LARGEST}: {self.largest_plain} plain, {planned}; at most {100 * self.max_overhead:+.0f} %"]
 
     def __str__(self) -> str:
         head = f"{self.name} on {self.parallel.ranks} × {self.target.name}"
@@ -401,7 +409,12 @@ class PipelineFit:
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(row, wide, strict=True)) for row in rows]
         end = [f"of {readable(self.memory_bytes)} for tensors on each: {self.ending}", *self._largest()]
-        return "\n".join([head, *lines, *end, f"costs: a roofline of {self.target.name}; {self.seconds:.0f} s"])
+        end.append(f"costs: a roofline of {self.target.name}; {self.seconds:.0f} s")
+        if self.overhead is not None and self.plain_bytes > self.memory_bytes:
+            options = "" if self.optimizer is None else ", optimizer=optimizer"
+            budget = f'budget="{self.memory_bytes // 2**20}MiB"{options}'
+            end.append(f"to train by plans, on each rank: remat.optimize_pipeline(stage, schedule, (x,), {budget})")
+        return "\n".join([head, *lines, *end])
 
 
 class PipelineBatches:
@@ -412,11 +425,15 @@ class PipelineBatches:
         self._plans = first.plans
         known = asked.known_batch
         stages = {number: stage for rank in first.ranks for number, stage in rank.stages.items()}
-        self._stages = Family(
-            lambda size: captured_stages(asked, self._actions, size, stages),
-            stages_between,
-            None if known is None else (known, stages),
-        )
+        self._given = None if known is None else (known, stages)
+        self._like = stages
+
+    @cached_property
+    def _stages(self) -> Family[Mapping[int, Stage]]:
+        def capture(size: int) -> Mapping[int, Stage]:
+            return captured_stages(self._asked, self._actions, size, self._like)
+
+        return Family(capture, stages_between, self._given)
 
     def plain(self) -> int:
         """The largest micro-batch that all ranks train without a plan."""
@@ -465,11 +482,16 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
     ranks = _ranks(pipeline, None if picked is None else picked[1])
     curve = _curve(pipeline, max(rank.least_bytes for rank in ranks), plain_ns)
     whole = _answer(asked.memory_bytes, picked, plain_ns)
-    sizes: tuple[int | None, Batch | None] = None, None
+    parts = Parts()
+    largest_plain: int | None = None
+    largest_planned: Batch | None = None
     if asked.batch_is_free:
-        asked.phase("looking for the largest micro-batch")
+        asked.phase(f"looking for the largest micro-batch; plain training needs {readable(pipeline.plain_bytes)}")
         search = PipelineBatches(asked, pipeline, updates)
-        sizes = search.plain(), search.planned()
+        largest_plain = parts.part(LARGEST, search.plain, None)
+        if largest_plain is not None:
+            asked.phase(f"looking for the largest micro-batch by plans; {largest_plain} without")
+            largest_planned = parts.part(f"{LARGEST} by plans", search.planned, None)
     return PipelineFit(
         stages[actions.last].built.name,
         asked.target,
@@ -482,9 +504,11 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
         curve,
         whole.cost_ns,
         plain_ns,
-        *sizes,
+        largest_plain,
+        largest_planned,
         asked.max_overhead,
         time.perf_counter() - start,
+        parts.unknown(),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from remat_ir import Graph, InvalidData, Plan, plain_plan, recomputed
+from remat_ir import Graph, InvalidData, Plan, plain_plan, readable, recomputed
 
 from ..capture.operations import Kind, Op, Operations, to_graph
 from ..device import NAMED, here
@@ -337,6 +337,9 @@ def target_step(
         built: Built = build(make_model, place, batch, spread_over.shared)
         seconds["build"] = time.perf_counter() - start
         job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
+        weights = sum(p.numel() * p.element_size() for p in built.model.parameters())
+        held = {"parameters": weights, **job.fixed(built.model)}
+        known = ", ".join(f"{name} {readable(size)}" for name, size in held.items() if size)
         start = time.perf_counter()
         step = spread_over.of_rank(
             training_step(
@@ -346,7 +349,7 @@ def target_step(
                 table=table,
                 extra={**job.fixed(built.model), **spread_over.fixed(built.model)},
                 price=modelled if target else None,
-                phase=phase,
+                phase=lambda text: phase(f"{text}; {known}"),
                 release=job.release,
                 like=None if like is None else like.step,
             )
