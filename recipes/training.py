@@ -204,13 +204,16 @@ def compared(train: Any, folder: str) -> Outcome:
         allowed = plan.answer.budget_bytes - plan.step.graph.fixed_bytes
         if peak.measured_bytes > max(allowed, peak.predicted_bytes) + ROOM_BYTES or peak.predicted_bytes > allowed:
             faults.append(f"a step took {peak.measured_bytes} bytes of {allowed}")
+    parts = [_share(plan) for plan in found]
     for shared in shares:
         chosen = {stack: point.option for stack, point in shared._table.items()}
-        there = peak_by([row for row in shared.watching.rows.values() if set(row.stacks) <= set(chosen)], chosen)
+        rows = [row for row in shared.watching.rows.values() if set(row.stacks) <= set(chosen)]
+        there = peak_by(rows, chosen)
+        plain = {stack: shared.watching.of[stack].plain.option for stack in chosen}
+        parts.append(there / max(1, peak_by(rows, plain)))
         if there > shared.division.allowed_bytes + ROOM_BYTES:
             faults.append(f"the calls of a step took {there} bytes of {shared.division.allowed_bytes}")
-    saved = min((_share(plan) for plan in found), default=1.0)
-    return Outcome(ours.steps, plans, handler.number, 1 - saved if found else None, tuple(faults))
+    return Outcome(ours.steps, plans, handler.number, 1 - min(parts) if parts else None, tuple(faults))
 
 
 def _share(plan: Any) -> float:
