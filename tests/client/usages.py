@@ -136,6 +136,19 @@ def scan() -> Case:
     return around(middle)
 
 
+@usage("`associative_scan`, as state-space models have it")
+def associative_scan() -> Case:
+    from torch._higher_order_ops.associative_scan import associative_scan as over
+
+    def combine(left: Any, right: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def middle(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return over(combine, (x.sigmoid(), x), dim=0, combine_mode="generic")[1]
+
+    return around(middle)
+
+
 @usage("`while_loop` that is not differentiated")
 def while_loop() -> Case:
     from torch._higher_order_ops.while_loop import while_loop as loop

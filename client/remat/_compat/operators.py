@@ -178,6 +178,7 @@ _REGION = torch.ops.higher_order.invoke_subgraph
 
 _RUN_WHOLE = frozenset(
     {
+        "associative_scan",
         "auto_functionalized",
         "auto_functionalized_v2",
         "cond",
