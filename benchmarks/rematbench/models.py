@@ -277,17 +277,21 @@ def mobilenet_v2() -> Made:
 
 @model("EfficientNet-B4, 16 images of 380²", "a100")
 def efficientnet_b4() -> Made:
-    return _vision("EfficientNet", 16, 380, width_coefficient=1.4, depth_coefficient=1.8, image_size=380)
+    return _vision(
+        "EfficientNet", 16, 380, width_coefficient=1.4, depth_coefficient=1.8, image_size=380, hidden_dim=1792
+    )
 
 
 @model("SegFormer-B2, 8 images of 512²")
 def segformer_b2() -> Made:
     import transformers
+    from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
     config = transformers.SegformerConfig(  # type: ignore[call-arg]
         depths=[3, 4, 6, 3], hidden_sizes=[64, 128, 320, 512], decoder_hidden_size=768, num_labels=150
     )
     made = transformers.SegformerForSemanticSegmentation(config).to(HALF)
+    maybe_install_capturing_hooks(made)  # its first call would take a lock for that, which ends a graph
     return made, (), {"pixel_values": _images(8, 512), "labels": torch.zeros(8, 512, 512, dtype=torch.long)}
 
 
@@ -384,7 +388,7 @@ def pixart() -> Made:
     from diffusers import PixArtTransformer2DModel
 
     made: Any = PixArtTransformer2DModel
-    inner = made(sample_size=64, out_channels=4, norm_type="ada_norm_single").to(HALF)
+    inner = made(sample_size=64, out_channels=4, norm_type="ada_norm_single", caption_channels=4096).to(HALF)
     latents, text = torch.zeros(8, 4, 64, 64, dtype=HALF), torch.zeros(8, 120, 4096, dtype=HALF)
     more = {"encoder_hidden_states": text, "timestep": torch.zeros(8, dtype=torch.long)}
     return Denoiser(inner), (latents, latents), more
