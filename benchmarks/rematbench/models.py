@@ -157,9 +157,10 @@ def olmoe_small() -> Made:
     return _causal("Olmoe", 2, 1024, **sizes, num_experts=16, num_experts_per_tok=4)
 
 
-@model("Mamba 370M, 2 × 1,024 tokens")
-def mamba_370m() -> Made:
-    return _causal("Mamba", 2, 1024, hidden_size=1024, num_hidden_layers=48, state_size=16)
+@model("Mamba-2 370M, 2 × 1,024 tokens")
+def mamba2_370m() -> Made:
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 48, "state_size": 128, "num_heads": 32, "head_dim": 64}
+    return _causal("Mamba2", 2, 1024, **sizes, n_groups=1)
 
 
 @model("BERT large, 16 × 512 tokens")
