@@ -125,6 +125,21 @@ def test_a_profile_that_a_step_contradicts_is_measured_again(
     assert table.get(device, known) == ({} if contradicted else known)
 
 
+def test_a_contradicted_profile_of_several_sizes_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes share one graph of symbols, whose nodes say nothing of what was measured."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("remat.training.memory.SHORTEST_NS", 1)
+    monkeypatch.setattr("remat.training.memory.TIME_TOLERANCE", 0.0)
+    made = remat.enable(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), budget="100%", planner="greedy")
+    for rows in (16, 24, 32):
+        for _ in range(1 + TIMED_STEPS):
+            made(torch.ones(rows, 8)).sum().backward()
+    for trained in backend_of(made).trained:
+        profiled = trained.planned.step.profiled
+        assert profiled.known
+        assert DiskProfiles(tmp_path / "profiles").get(device_kind(profiled.kernels), profiled.known) == {}
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured", "apart"),
     [(131, 100, True), (129, 100, False), (100, 131, False), (100, 500, False), (100, None, False)],

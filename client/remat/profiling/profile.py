@@ -71,6 +71,7 @@ class Profiled(NamedTuple):
         neighbours: those that could not be measured, and take the cost of the kernel whose size is nearest.
         elements: of what each of them reads and writes: by these the costs at other sizes are fitted.
         spread: how far the samples of what was timed here lay apart, as `spread_of` has it; None: nothing was timed.
+        known: by what the table has them; a graph of symbols does not say it.
     """
 
     kernels: Mapping[fx.Node, Measured]
@@ -81,6 +82,7 @@ class Profiled(NamedTuple):
     neighbours: frozenset[fx.Node] = frozenset()
     elements: Mapping[fx.Node, int] = MappingProxyType({})
     spread: float | None = None
+    known: frozenset[str] = frozenset()
 
     def of(self, like: Mapping[fx.Node, fx.Node]) -> Profiled:
         """The same of the kernels of another graph, which has a node like each of these."""
@@ -168,6 +170,7 @@ def profile_kernels(
         frozenset(n for n, s in signature_of.items() if s in refused),
         {n: elements(n) for n in kernels},
         spread,
+        frozenset(signature_of.values()),
     )
 
 

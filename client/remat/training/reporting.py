@@ -17,7 +17,7 @@ from ..errors import NotAllowed, RematError
 from ..planning import service
 from ..planning.http import Http
 from ..planning.planner import CoordinatedPlanner, service_of
-from ..profiling.profile import device_kind, signature
+from ..profiling.profile import device_kind
 from ..settings import settings
 from .memory import StepPeak, device_of_step
 from .step import Planned
@@ -41,9 +41,9 @@ def send_names(planner: CoordinatedPlanner, planned: Planned) -> None:
 def measured(planner: CoordinatedPlanner, planned: Planned, found: StepPeak) -> None:
     """Report what the first steps by a plan came to, with `REMAT_REPORT_RUNS=1`, and forget what they contradict."""
     if found.contradicts_profile:
-        kernels = list(planned.step.profiled.kernels)
+        profiled = planned.step.profiled
         with _compat.only_real_tensors():
-            planner.profiles.forget(device_kind(kernels), map(signature, kernels))
+            planner.profiles.forget(device_kind(profiled.kernels), sorted(profiled.known))
     if settings().report_runs:
         run = {**found._asdict(), "device": device_of_step(planned.step).describe()[:200]}
         _tell(planner, planned, "the measured run", lambda http, solve_id: service.put_run(http, solve_id, run))
