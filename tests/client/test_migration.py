@@ -14,7 +14,7 @@ SECTIONS = ("From torch.utils.checkpoint", "From selective checkpointing", "From
 
 
 def _blocks(text: str) -> list[str]:
-    return re.findall(r"^```python(?: title=.*)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python(?: title=[^\n]*)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def _gradients(shared: str, block: str) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced code blocks of one language."""
-    return re.findall(rf"^```{language}(?: title=.*)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}(?: title=[^\n]*)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_json_blocks_parse() -> None:
