@@ -81,7 +81,7 @@ def train(training: Training, variant: str) -> None:
         return []
 
     errors = {"interrupted": KeyboardInterrupt(), "found_batch_size": torch.OutOfMemoryError("CUDA out of memory.")}
-    notes = Notes(training, errors.get(variant))
+    notes = Notes(training, errors.get(variant), at=20)  # some plans have taken over by then
     model = language_model(attention_dropout=0.1)
     if variant == "found_batch_size":
         run = trainer(training, model, notes, prepared(model), auto_find_batch_size=True, max_steps=60)
