@@ -76,7 +76,7 @@ class Seen(NamedTuple):
 def part(file: Path, steps: range, took: Counter[int], counted: TakeOvers) -> Seen:
     """Train from the checkpoint to the next one, and count the take-overs of each length."""
     model, planner = Model(), Improving()
-    remat.enable(model, budget="70%", planner=planner, most_plans=len(LENGTHS))
+    remat.enable(model, budget="85%", planner=planner, most_plans=len(LENGTHS))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     if file.exists():
         there = torch.load(file)
