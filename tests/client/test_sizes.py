@@ -23,7 +23,7 @@ from remat.planning.profiles import DiskProfiles
 from remat.planning.quick import quick_answer
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure, profile
-from remat.profiling.timing import elements, fitted_cost, times
+from remat.profiling.timing import Timed, elements, fitted_cost, times
 from remat.training.enable import plans_of
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
@@ -236,9 +236,9 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Its workspaces are measured, its times lie between those of the two; what lies outside is timed, too."""
     timed: list[int] = []
 
-    def counted(calls: Any, cuda: Any) -> dict[str, int]:
+    def counted(calls: Any, devices: Any) -> Timed:
         timed.append(len(calls))
-        return times(calls, cuda).costs
+        return times(calls, devices)
 
     monkeypatch.setattr(profile, "times", counted)
     module, table = Net(), DiskProfiles(tmp_path)
