@@ -17,8 +17,8 @@ from remat.cli import app
 from remat.cli.show import MARKERS, _colors, curve_chart, curve_picture, ways_picture
 from remat.errors import ServiceError
 from remat.planning.checkpoints import per_block, selective
-from remat.planning.options import SolveOptions
-from remat.planning.planner import FallbackPlanner
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.planner import FallbackPlanner, OnProgress
 from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit
 from remat.target.step import target_step
@@ -151,7 +151,9 @@ class Refusing:
     def __init__(self, ending: BaseException) -> None:
         self.ending, self.asked = ending, 0
 
-    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
+    def plan(
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
+    ) -> Answer:
         self.asked += 1
         raise self.ending
 
