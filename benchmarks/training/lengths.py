@@ -136,7 +136,8 @@ def main() -> None:
         rows.append(json.loads(said.splitlines()[-1]))
         print(way, f"{statistics.mean(rows[-1]['took'][FIRST:]):.2f} s a length", flush=True)
         given.raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given.out.write_text(report(rows, f"python -m benchmarks.training.lengths {' '.join(sizes)}"))
+    ways = [] if given.ways == list(WAYS.values()) else ["--ways", *given.ways]
+    given.out.write_text(report(rows, " ".join(["python -m benchmarks.training.lengths", *sizes, *ways])))
 
 
 if __name__ == "__main__":
