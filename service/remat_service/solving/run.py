@@ -172,7 +172,11 @@ class SolveRun:
         begun = context.clock.monotonic()
         child = self._child = await context.supervisor.start_child(limit_s)
         run = ChildRun(child, context.settings, context.clock, limit_s)
-        plain = asyncio.create_task(asyncio.to_thread(plain_peak, claim.net.subject))  # while the child solves
+        plain = None
+        if (
+            known.snapshot is None or known.snapshot.plain_bytes is None
+        ):  # replayed once a graph, while the child solves
+            plain = asyncio.create_task(asyncio.to_thread(plain_peak, claim.net.subject))
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
         monitor = Monitor(context, claim, self.record, run, limit_s, gap)
@@ -196,7 +200,8 @@ class SolveRun:
         )
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
-        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known, await plain)
+        plain_bytes = None if plain is None else await plain
+        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known, plain_bytes)
 
     async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
@@ -225,7 +230,7 @@ class SolveRun:
         return self.claim.keys.certify and certifiable(self.claim.net.subject)
 
     async def _store(
-        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored, plain_bytes: int
+        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored, plain_bytes: int | None
     ) -> tuple[Answer, Stored]:
         """What a round leaves behind: its claims, how it ended, and its answer in net bytes."""
         context, claim = self.context, self.claim
@@ -243,7 +248,8 @@ class SolveRun:
         async with context.database.write(brief=True) as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             await context.cache.clear(connection, claim.keys, known)
-            await context.store.put_plain_peak(connection, graph_key, plain_bytes)
+            if plain_bytes is not None:
+                await context.store.put_plain_peak(connection, graph_key, plain_bytes)
             if outcome.claim is not None:
                 await context.claims.raise_bound(connection, graph_key, budget, *outcome.claim)
             if answer.bound_ns is not None and answer.restricted_to:
