@@ -172,10 +172,8 @@ class SolveRun:
         begun = context.clock.monotonic()
         child = self._child = await context.supervisor.start_child(limit_s)
         run = ChildRun(child, context.settings, context.clock, limit_s)
-        plain = None
-        if (
-            known.snapshot is None or known.snapshot.plain_bytes is None
-        ):  # replayed once a graph, while the child solves
+        plain = None  # replayed once a graph, while the child solves
+        if known.snapshot is None or known.snapshot.plain_bytes is None:
             plain = asyncio.create_task(asyncio.to_thread(plain_peak, claim.net.subject))
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
