@@ -86,6 +86,7 @@ def test_what_had_no_time_before_the_queue_is_checked_behind_it(tmp_path: Path) 
         assert status == 200
         assert checked(problem, second).cost_ns == first["cost_ns"]
         assert (second["status"], second["bound_ns"]) == (first["status"], first["bound_ns"])
+        assert (first["cache"], second["cache"]) == ("miss", "hit")  # nothing was solved for it
 
 
 def _parts(service: Service) -> float:

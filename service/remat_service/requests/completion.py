@@ -96,8 +96,13 @@ async def write_answers(
     endings: Sequence[tuple[Any, Answer]],
     plan_id: str | None,
     proof_id: str | None,
+    from_store: bool = False,
 ) -> None:
-    """Write the final answers, given in net bytes, of requests that share a plan and a certificate."""
+    """Write the final answers, given in net bytes, of requests that share a plan and a certificate.
+
+    Args:
+        from_store: nothing was solved for them, although they were queued: they are hits.
+    """
     if not endings:
         return
     statement = (
@@ -108,15 +113,18 @@ async def write_answers(
             ended_at=context.clock.now(),
             plan_id=plan_id,
             proof_id=proof_id,
+            cache=bindparam("known"),
             answer=bindparam("said"),
             seal=bindparam("signed"),
         )
     )
     rows = []
     for row, answer in endings:
-        said = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
-        signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "answer": said}
-        rows.append({"request_id": row.id, "said": said, "signed": context.seals.sealed("requests", signed)["seal"]})
+        cache = "hit" if from_store else row.cache
+        said = document(answer, row.fixed_bytes, id=row.id, cache=cache)
+        signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "cache": cache, "answer": said}
+        seal = context.seals.sealed("requests", signed)["seal"]
+        rows.append({"request_id": row.id, "known": cache, "said": said, "signed": seal})
     await connection.execute(statement, rows)
 
 

@@ -199,7 +199,7 @@ class SolveRun:
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
         plain_bytes = None if plain is None else await plain
-        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known, plain_bytes)
+        return await self._store(outcome, run, limit_s - elapsed, gap, known, plain_bytes)
 
     async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
@@ -228,11 +228,12 @@ class SolveRun:
         return self.claim.keys.certify and certifiable(self.claim.net.subject)
 
     async def _store(
-        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored, plain_bytes: int | None
+        self, outcome: Outcome, run: ChildRun, left_s: float, gap: float, known: Stored, plain_bytes: int | None
     ) -> tuple[Answer, Stored]:
         """What a round leaves behind: its claims, how it ended, and its answer in net bytes."""
         context, claim = self.context, self.claim
         graph_key, budget = claim.row.graph_key, claim.net.budget_bytes
+        out_of_time = left_s <= NEARLY_S
         crashed = outcome.answer is None and run.reason is None
         if crashed:
             self.failures += 1
@@ -268,7 +269,7 @@ class SolveRun:
                     budget,
                     claim.row.method_key,
                     Effort(
-                        float(self.record.spent_s),
+                        float(self.record.spent_s + (max(0.0, left_s) if out_of_time else 0.0)),
                         outcome.settled,
                         answer.status.value,
                         answer.limit,
@@ -323,7 +324,8 @@ class SolveRun:
             if proof is not None and proof_id is None:
                 key, budget = claim.row.graph_key, claim.net.budget_bytes
                 proof_id = await context.store.put_proof(connection, key, budget, proof)
-            await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id)
+            from_store = bool(ended) and self.record.spent_s == 0  # the look at its POST was too short to find it
+            await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id, from_store)
             finished = len(endings) == len(waiting)
             if finished:
                 await self.record.write(
