@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, select
 from typer.testing import CliRunner
 
 from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
 from remat_service.cli import app
-from remat_service.storage.verifier import pack, unpack, written
+from remat_service.storage.tables import proofs
+from remat_service.storage.verifier import CheckedProof, pack, unpack, written
+from service.database import process
 from service.serving import Service, hard_graph, serving, training_graph
 
 GAP = 0.01
@@ -103,6 +106,22 @@ def test_a_certificate_of_the_space_of_tags_is_stored_and_given(own: Service) ->
     assert whole["proof"] != first["proof"]
     assert _certified(TAGGED, whole).restricted_to == ()
     assert own.metric("remat_verifier_rejections_total") == refused
+
+
+async def test_the_same_certificate_in_two_spaces_is_two(own: Service) -> None:
+    """Of all plans the same bytes may prove less: neither row takes the other's bound or space."""
+    _post(own, TAGGED, **BY_TAGS)
+    async with process(own.database_url) as context:
+        ours = proofs.c.restricted_to == "tags", proofs.c.bound_ns.is_not(None)
+        row = await context.database.first(select(proofs).where(*ours))
+        assert row is not None
+        async with context.database.write() as connection:
+            for space, bound in (("", 1), ("tags", row.bound_ns)):
+                proof = CheckedProof(bound, row.data, b"", space)
+                found = await context.store.put_proof(connection, row.graph_key, row.budget_bytes, proof)
+                assert (found == row.id) == (space == "tags")
+            await connection.execute(delete(proofs).where(proofs.c.bound_ns == 1))
+        assert await context.database.first(select(proofs).where(proofs.c.id == row.id)) is not None
 
 
 def test_a_certificate_serves_smaller_budgets_and_other_costs(own: Service) -> None:

@@ -38,7 +38,7 @@ from remat_solver import Evidence, method_named, solve, solver_version
 from ..identity import Caller, certifies, size_of
 from ..settings import Settings
 from ..storage.database import Database
-from ..storage.seals import Seals, names
+from ..storage.seals import WHOLE, Seals, names
 from ..storage.tables import (
     bounds,
     efforts,
@@ -152,7 +152,7 @@ class Audit:
             self._wrong(f"{what}: {error}")
             await self._change("plans dropped", delete(plans).where(plans.c.id == row.id, plans.c.data == row.data))
             return
-        true = {"cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes, **_of_bytes(row.data)}
+        true = {"cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes, **_of_bytes(row)}
         await self._compare(plans, row, plans.c.id == row.id, true, what)
 
     async def _look_at_proof(self, evidence: Evidence, key: str, row: Any) -> None:
@@ -171,7 +171,7 @@ class Audit:
             evidence.infeasible(row.budget_bytes, names(row.restricted_to), source)
         else:
             evidence.bound(row.budget_bytes, proved, names(row.restricted_to), source)
-        true = {"bound_ns": proved, **_of_bytes(row.data)}
+        true = {"bound_ns": proved, **_of_bytes(row, row.restricted_to)}
         await self._compare(proofs, row, proofs.c.id == row.id, true, f"graph {key}: {source}")
 
     async def _compare(self, table: Table, row: Any, of_row: Any, true: dict[str, Any], what: str) -> None:
@@ -344,8 +344,8 @@ def _subject(callers: list[Caller], key: str, packed: bytes) -> Subject:
     return subject
 
 
-def _of_bytes(packed: bytes) -> dict[str, Any]:
-    return {"checksum": checksum(packed), "size_bytes": len(packed)}
+def _of_bytes(row: Any, space: str = WHOLE) -> dict[str, Any]:
+    return {"checksum": checksum(row.data, space), "size_bytes": len(row.data)}
 
 
 def _listed(some: dict[str, Any], other: dict[str, Any]) -> str:

@@ -371,7 +371,7 @@ class Store:
 
     async def put_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int, proof: CheckedProof) -> str:
         """Keep a checked certificate; returns its id, the older row's where the same one is there."""
-        digest = checksum(proof.data)
+        digest = checksum(proof.data, proof.space)
         row = {
             "id": self._database.clock.new_id(),
             "graph_key": graph_key,

@@ -97,9 +97,9 @@ def inflated(packed: bytes) -> bytes:
     return text
 
 
-def checksum(packed: bytes) -> str:
-    """SHA-256 of packed bytes."""
-    return hashlib.sha256(packed).hexdigest()
+def checksum(packed: bytes, space: str = WHOLE) -> str:
+    """SHA-256 of packed bytes; a certificate's also of its space, since the same bytes may prove less of all plans."""
+    return hashlib.sha256(space.encode() + packed).hexdigest()
 
 
 class CheckedProof(NamedTuple):
@@ -188,7 +188,7 @@ class Verifier:
         Raises:
             TimeoutError: it takes longer.
         """
-        key = graph_key, problem.budget_bytes, space + checksum(packed)
+        key = graph_key, problem.budget_bytes, checksum(packed, space)
         found = self._proofs.get(key)
         if found is not None:
             return found
@@ -214,7 +214,7 @@ class Verifier:
             del self._checks[key]
         size = len(found.data) + len(found.text) + 500
         self._proofs.put(key, found, size)
-        self._proofs.put((*key[:2], space + checksum(found.data)), found, size)
+        self._proofs.put((*key[:2], checksum(found.data, space)), found, size)
         return found
 
     async def new_proof(self, graph_key: str, problem: Problem, data: object, space: str = WHOLE) -> CheckedProof:
@@ -226,12 +226,12 @@ class Verifier:
         """
         found = await asyncio.to_thread(_check_new, problem, data, space)
         size = len(found.data) + len(found.text) + 500
-        self._proofs.put((graph_key, problem.budget_bytes, space + checksum(found.data)), found, size)
+        self._proofs.put((graph_key, problem.budget_bytes, checksum(found.data, space)), found, size)
         return found
 
     def proof_text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, space: str) -> bytes | None:
         """The text of a certificate whose bytes were checked before and are still in memory."""
-        found = self._proofs.get((graph_key, net_budget, space + checksum(packed)))
+        found = self._proofs.get((graph_key, net_budget, checksum(packed, space)))
         return None if found is None else found.text
 
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
