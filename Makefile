@@ -6,7 +6,7 @@ STAMP = $(VENV)/.installed
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench papers recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly walks docs release lint lint-tests lint-solver demo wheel sbom audit-dependencies clean
+.PHONY: help bench papers recipes soak test test-solver test-service test-client test-slow test-bounds test-torch test-quick test-thorough test-properties simulate test-standin test-gpu nightly walks docs release lint lint-tests lint-solver demo wheel lock sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -128,6 +128,16 @@ lint-solver: .venv-solver/.installed  ## style and types of the solver and its t
 
 wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
 	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/repository/wheel.sh
+
+# Versions that are there stay where they still fit: delete a line, or all, to get newer ones. torch is pinned by the
+# extra `dev-torch`. The build's backend is no dependency of the package, and is named here.
+LOCK = uv pip compile pyproject.toml - --universal --python-version 3.11 --no-annotate --quiet \
+  --custom-compile-command 'make lock'
+
+lock:  ## write the versions anew: constraints.txt, and docker/requirements.lock of it with hashes; needs uv
+	echo hatchling | $(LOCK) --extra dev --extra dev-recipes -o constraints.txt
+	echo hatchling | $(LOCK) --extra service --extra telemetry --extra oidc -c constraints.txt --generate-hashes \
+	  -o docker/requirements.lock
 
 sbom: $(STAMP)  ## a CycloneDX list of what docker/requirements.lock installs: remat.cdx.json
 	$(BIN)/pip install --disable-pip-version-check --quiet 'cyclonedx-bom>=7'
