@@ -148,4 +148,4 @@ audit-dependencies: $(STAMP)  ## known vulnerabilities of what docker/requiremen
 	$(BIN)/pip-audit --require-hashes --disable-pip -r docker/requirements.lock
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-* dist site .nightly .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-* dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

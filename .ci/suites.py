@@ -2,14 +2,15 @@
 
 `python .ci/suites.py change` is what a change must pass, `python .ci/suites.py nightly` what takes longer. As many run
 at once as the cores allow. Nightly, a suite that has passed at this commit is not run again, so the command can be
-stopped and given again; its last run is in `benchmarks/results/nightly.md`, with the date and the commit.
+stopped and given again. `benchmarks/results/nightly.md` has each nightly suite's last run with its date and its commit,
+and says how many commits came since; the rows of suites that do not run now stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import fnmatch
 import os
 import platform
 import re
@@ -19,12 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
-DONE = ROOT / ".nightly"
 PAGE = ROOT / "benchmarks" / "results" / "nightly.md"
 LONGEST_S = 55 * 60
 """A suite that takes longer is stopped and has failed: it is to be cut in two."""
@@ -162,61 +162,105 @@ def line(suite: Suite, ended: Ended) -> str:
     return f"{suite.name:<22} {items:>12} {ended.seconds:>6} s  {'passed' if ended.status == 0 else 'FAILED'}"
 
 
+def git(*command: str) -> str | None:
+    """What git prints; None where it fails."""
+    found = subprocess.run(("git", *command), cwd=ROOT, check=False, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
 def commit() -> str:
     """The commit that is tested; marked where files other than the page differ from it."""
-    asked = ("git", "rev-parse", "--short", "HEAD")
-    found = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    compare = ("git", "diff", "--quiet", "HEAD", "--", ".", f":!{PAGE.relative_to(ROOT)}")
-    return found if subprocess.run(compare, cwd=ROOT, check=False).returncode == 0 else f"{found} and changes"
+    changed = git("diff", "--quiet", "HEAD", "--", ".", f":!{PAGE.relative_to(ROOT)}") is None
+    return f"{git('rev-parse', '--short=10', 'HEAD')}{' and changes' if changed else ''}"
+
+
+def since(tested: str) -> str:
+    """How many commits have changed more than the page since one that was tested."""
+    first = tested.split()[0]
+    if git("merge-base", "--is-ancestor", first, "HEAD") is None:
+        return "of another history"
+    return git("rev-list", "--count", f"{first}..HEAD", "--", ".", f":!{PAGE.relative_to(ROOT)}") or ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A suite's last nightly run, as the page has it: its cells are texts."""
+
+    items: str
+    seconds: str
+    result: str
+    date: str
+    commit: str
+    machine: str
+
+
+def rows(page: str) -> dict[str, Row]:
+    """The runs that a page tells of, by the names of the suites."""
+    found = {}
+    for text in page.splitlines():
+        name, *cells = (cell.strip() for cell in text.strip("|").split("|"))
+        if text.startswith("|") and len(cells) == 7 and cells[2] in ("passed", "failed"):
+            found[name] = Row(*cells[:6])
+    return found
+
+
+def known() -> dict[str, Row]:
+    """The runs that the page tells of now."""
+    return rows(PAGE.read_text()) if PAGE.exists() else {}
+
+
+def page(runs: dict[str, Row]) -> str:
+    """The page: a row for each nightly suite, whether it has ever run or not."""
+    lines = [
+        "# The nightly suites\n",
+        "Written by `make nightly`, or by `python .ci/suites.py nightly --only 'seeds*'` for some suites. Each row is",
+        f"the last run of a suite. The last column counts the commits that have come since, up to {commit()}.\n",
+        "| suite | items | seconds | result | date | commit | machine | commits since |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for suite in NIGHTLY:
+        row = runs.get(suite.name)
+        cells = ("", "", "never run", "", "", "", "") if row is None else (*astuple(row), since(row.commit))
+        lines.append(f"| {' | '.join((suite.name, *cells))} |")
+    return "\n".join(lines) + "\n"
 
 
 def record(suite: Suite, ended: Ended) -> None:
-    """Note how a nightly suite ended, and write the page anew."""
-    DONE.mkdir(exist_ok=True)
-    noted = {
-        "suite": suite.name,
-        "items": ended.items,
-        "seconds": ended.seconds,
-        "result": "passed" if ended.status == 0 else "failed",
-        "date": str(datetime.date.today()),
-        "commit": commit(),
-    }
-    (DONE / (suite.name.replace("/", " of ") + ".json")).write_text(json.dumps(noted))
-    lines = [
-        "# The nightly suites\n",
-        f"Written by `make nightly`, on {os.cpu_count()} cores with Python {platform.python_version()}.\n",
-        "| suite | items | seconds | result | date | commit |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in filter(None, map(noted_of, NIGHTLY)):
-        cells = (row["suite"], row["items"] or "", row["seconds"], row["result"], row["date"], row["commit"])
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    PAGE.write_text("\n".join(lines) + "\n")
-
-
-def noted_of(suite: Suite) -> dict[str, str | int | None] | None:
-    """What is noted of a suite's last nightly run."""
-    file = DONE / (suite.name.replace("/", " of ") + ".json")
-    return json.loads(file.read_text()) if file.exists() else None
+    """Write the page anew with how a nightly suite ended."""
+    row = Row(
+        "" if ended.items is None else str(ended.items),
+        str(ended.seconds),
+        "passed" if ended.status == 0 else "failed",
+        str(datetime.date.today()),
+        commit(),
+        f"{os.cpu_count()} cores, Python {platform.python_version()}",
+    )
+    PAGE.write_text(page(known() | {suite.name: row}))
 
 
 def done(suite: Suite) -> bool:
-    """Whether a suite has passed at this very commit."""
-    row = noted_of(suite)
-    return row is not None and row["result"] == "passed" and row["commit"] == commit() and "changes" not in commit()
+    """Whether a suite has passed with these very files, but for the page."""
+    row = known().get(suite.name)
+    passed_here = row is not None and row.result == "passed" and since(row.commit) == "0"
+    return passed_here and "changes" not in f"{row} {commit()}"
+
+
+def chosen(suite: Suite, asked: str) -> bool:
+    """Whether a suite's name begins with what is asked for, or matches it as a shell's pattern."""
+    return suite.name.startswith(asked) or fnmatch.fnmatchcase(suite.name, asked)
 
 
 def main() -> int:
     """The exit status: 1 where a suite fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", choices=("change", "nightly"))
-    parser.add_argument("--only", help="suites whose names begin with this")
-    parser.add_argument("--skip", help="no suites whose names begin with this")
+    parser.add_argument("--only", default="", help="suites whose names begin with this, or match it: 'walk*'")
+    parser.add_argument("--skip", help="no suites whose names begin with this, or match it")
     parser.add_argument("--list", action="store_true", help="print the suites' names")
     asked = parser.parse_args()
     nightly = asked.which == "nightly"
-    suites = [suite for suite in (NIGHTLY if nightly else CHANGE) if suite.name.startswith(asked.only or "")]
-    suites = [suite for suite in suites if not (asked.skip and suite.name.startswith(asked.skip))]
+    suites = [suite for suite in (NIGHTLY if nightly else CHANGE) if chosen(suite, asked.only)]
+    suites = [suite for suite in suites if not (asked.skip and chosen(suite, asked.skip))]
     if asked.list:
         print("\n".join(suite.name for suite in suites))
         return 0

@@ -1,0 +1,46 @@
+"""The nightly page tells of each suite's last run, and a run of some of them leaves the others' rows as they were."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def suites() -> ModuleType:
+    """The command as a module."""
+    spec = importlib.util.spec_from_file_location("suites", ROOT / ".ci" / "suites.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["suites"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_read_as_it_is_written(suites: ModuleType) -> None:
+    """Each suite has a row, whether it has run or not, and a row says how far behind its commit is."""
+    first, second, *_ = suites.NIGHTLY
+    older = suites.git("rev-list", "--max-parents=0", "HEAD").split()[0][:10]
+    runs = {
+        first.name: suites.Row("12", "7", "passed", "2026-11-20", older, "2 cores, Python 3.11.7"),
+        second.name: suites.Row("", "9", "failed", "2026-11-21", "0123456789 and changes", "4 cores, Python 3.13.1"),
+    }
+    written = suites.page(runs)
+    assert suites.rows(written) == runs
+    assert written.count("never run") == len(suites.NIGHTLY) - 2
+    assert written.count("of another history") == 1
+    assert suites.since(older).isdigit()
+
+
+def test_suites_are_chosen_by_a_beginning_or_a_pattern(suites: ModuleType) -> None:
+    for asked in ("walk*", "walk "):
+        assert [suite.name for suite in suites.NIGHTLY if suites.chosen(suite, asked)] == [
+            f"walk {Path(page).stem}" for page in suites.WALKS
+        ]
