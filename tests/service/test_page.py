@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,24 @@ def test_a_solve_with_a_name_shows_it_on_its_page(visit: Visit, stored: Stored) 
     visit.go(f"#/compare/{named['id']}/{stored.plans[1]}", "[data-matrix=S]")
     expect(visit.tab.locator(f"h3 a[href='#/solve/{named['id']}']")).to_have_text("GPT-2 of team A")
     assert "name" not in named
+
+
+@pytest.mark.thorough
+def test_a_job_sees_what_it_has_saved(visit: Visit, stored: Stored) -> None:
+    """Plain training's peak less the plan's, and less what the job measured; both include what is there throughout."""
+    graph = training_graph(9, size=2**20, fixed=50 * 2**20)
+    answer = stored.service.post(Problem(graph, budget_at(graph, 0.6)))[1]
+    peak, plain = answer["peak_bytes"], plain_peak(graph)
+    page, above = f"#/solve/{answer['id']}", peak - graph.fixed_bytes
+    run = {"predicted_bytes": above, "measured_bytes": above + 2**20}
+    assert stored.service.http.put(f"/v1/solves/{answer['id']}/run", json=run).status_code == 204
+    visit.go(page, "[aria-label='As measured']")
+    cards = visit.tab.locator(".fact", has_text="Memory saved")
+    expect(cards).to_have_count(2)
+    for card, used in zip(cards.all(), (peak, peak + 2**20), strict=True):
+        mebibytes, percent = map(float, re.findall(r"([\d.]+) (?:MiB|%)", card.inner_text())[:2])
+        assert mebibytes == pytest.approx((plain - used) / 2**20, rel=0.01)
+        assert percent == pytest.approx(100 * (1 - used / plain), rel=0.05)
 
 
 @in_every_look

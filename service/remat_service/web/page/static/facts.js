@@ -22,6 +22,10 @@
   const card = (name, value, more) =>
     el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, more) : null));
 
+  // What is saved of the memory of plain training.
+  const saved = (used, plain) =>
+    card("Memory saved", bytes(plain - used), `${percent(1 - used / plain)} of the ${bytes(plain)} without a plan`);
+
   function cards(answer, plain, total) {
     if (!answer.peak_bytes) {
       return el("dl", { class: "facts" },
@@ -37,13 +41,14 @@
     return el("dl", { class: "facts" },
       card("Memory", bytes(answer.peak_bytes),
         `${percent(answer.peak_bytes / answer.budget_bytes)} of the budget, ${bytes(answer.budget_bytes)}`),
+      plain ? saved(answer.peak_bytes, plain) : null,
       card("Time of a step", signed(answer.overhead),
         total ? `${time(answer.cost_ns)} instead of ${time(total)}` : time(answer.cost_ns)),
       card("Quality", good, sure), card("Solving", seconds(answer.seconds), SOURCES[answer.cache] || null));
   }
 
   // A step by this plan in a training job, as the job measured it, next to what was predicted.
-  function ran(run) {
+  function ran(run, plain, fixed) {
     if (!run) return null;
     const against = (measured, predicted, show) => measured === null ? "not measured" : predicted
           ? [show(measured), `${signed(measured / predicted - 1)} of the predicted ${show(predicted)}`]
@@ -54,6 +59,7 @@
       el("p", { class: "soft" }, "Reported by the job ", Remat.words.ago(run.created_at),
         run.device ? `, on ${run.device}` : "", ". Memory is above what is there throughout."),
       el("dl", { class: "facts" }, card("Peak of a step", peak, more),
+        plain && fixed !== null ? saved(fixed + run.measured_bytes, plain) : null,
         step ? card("Time of a step", step[0], step[1]) : null));
   }
 
@@ -80,14 +86,15 @@
     return `${signed(chain)} time, this plan ${signed(answer.overhead)}`;
   }
 
-  function show(box, answer, plain, total, name, run) {
+  // `fixed` is there throughout a step: part of the peak without a plan, and not of what a job measures.
+  function show(box, answer, { plain, fixed, total, name, run }) {
     const said = headline(answer, plain) ||
       (answer.status === "infeasible" ? `No plan fits ${bytes(answer.budget_bytes)}` : ended(answer)
           ? "No plan was found" : "Looking for a plan");
     box.append(el("p", { class: "eyebrow" }, title(answer, name), " ", state(answer)),
       el("h1", { class: "headline" }, ended(answer) || !answer.peak_bytes ? said : `${said}, so far`),
       cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null,
-      rest(answer, plain), ...[ran(run)].filter(Boolean));
+      rest(answer, plain), ...[ran(run, plain, fixed)].filter(Boolean));
     return name ? `${name}: ${said}` : said;
   }
 

@@ -153,7 +153,8 @@
 
   function show(box, whole) {
     const { answer, progress } = whole, v = view(whole);
-    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total, whole.name, whole.ran);
+    const said = Remat.facts.show(box, answer, { plain: v.before ? v.before.peak : null,
+      fixed: v.graph ? v.graph.fixed_bytes || 0 : null, total: v.total, name: whole.name, run: whole.ran });
     const history = () => {
       if (!v.total || !progress || !progress.length || (ended(answer) && progress.length < 2)) return;
       const section = el("section", { "aria-label": "How the solve went" }, el("h2", {}, "How the solve went"));
