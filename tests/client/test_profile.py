@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from remat.capture.dataflow import dataflow, tensors
 from remat.capture.operations import Measured
 from remat.compile.alone import capture
 from remat.device import of
-from remat.planning.profiles import DiskProfiles, Profile
+from remat.planning.http import Http
+from remat.planning.profiles import DiskProfiles, Profile, SharedProfiles
 from remat.profiling import profile, timing
 from remat.training.step import training_step
+from service.serving import serving
 from tiers import first
 
 
@@ -167,9 +171,10 @@ def test_a_table_that_a_busy_machine_filled_is_not_believed(
     """Its costliest kernels are measured again; where they contradict it, all are, and this machine's own count."""
     captured = capture(Mlp(512), (numbers(2048, 512),), {})
     kernels = dataflow(captured.joint, captured.forward_outputs).kernels
-    first = profile.profile_kernels(kernels)
+    first, second = (profile.profile_kernels(kernels) for _ in range(2))
+    lesser = {n: min(m, second.kernels[n]) for n, m in first.kernels.items()}
     table, device = DiskProfiles(tmp_path), profile.device_kind(kernels)
-    told = {profile.signature(n): Profile(factor * m.cost_ns, m.workspace_bytes) for n, m in first.kernels.items()}
+    told = {profile.signature(n): Profile(factor * m.cost_ns, m.workspace_bytes) for n, m in lesser.items()}
     table.put(device, told)
     found = profile.profile_kernels(kernels, table)
     assert (found.shared == found.signatures) == believed
@@ -180,6 +185,38 @@ def test_a_table_that_a_busy_machine_filled_is_not_believed(
     assert again.shared == again.signatures, "what was measured anew stands on this machine"
     assert (found.spread is None) == believed
     assert first.spread is not None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("factor", [1.9, 1 / 1.9])
+def test_a_shared_table_that_is_off_throughout_decides_no_plan(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No cost is twice off, and most are: the job measures all kernels itself, plans by that, and reports it."""
+    module, args = Mlp(512), (numbers(4096, 512),)
+    step = training_step(module, args, {})
+    again = profile.profile_kernels(step.operations.flow.kernels)
+    kernels = {node: min(measured, again.kernels[node]) for node, measured in step.profiled.kernels.items()}
+    device = profile.device_kind(kernels)
+    told = {  # odd, so that no cost that is measured, which has two digits, equals one of the table
+        profile.signature(n): Profile(max(1001, round(factor * m.cost_ns)) | 1, m.workspace_bytes)
+        for n, m in kernels.items()
+    }
+    with serving(tmp_path, workers=1) as service:
+        other = SharedProfiles(Http(service.url), DiskProfiles(tmp_path / "other"))
+        assert other.put(device, told) == told
+        monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "here"))
+        made = remat.optimize(module, args, budget=remat.Fraction(0.8), planner=service.url, time_limit_s=5)
+        (planned,) = remat.plans_of(made).plans
+        assert caplog.text.count("all are measured anew") == 1
+        profiled = planned.step.profiled
+        assert profiled.shared == 0
+        assert not {m.cost_ns for m in profiled.kernels.values()} & {m.cost_ns for m in told.values()}
+        sent = service.http.get(f"/v1/solves/{planned.answer.id}/problem").json()["graph"]
+        assert sum(sent["op_cost_ns"]) == sum(m.cost_ns for m in profiled.kernels.values())
+        with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as database:
+            reports = dict(database.execute("SELECT signature, cost_ns FROM profile_reports").fetchall())
+        assert reports == {profile.signature(n): m.cost_ns for n, m in profiled.kernels.items()}
 
 
 class Uneven(nn.Module):

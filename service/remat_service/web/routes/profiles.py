@@ -28,9 +28,9 @@ from ..schemas import ProfileTable, body, examples, refusals
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
 _REPORTS = 3
 """Reports whose middle one tenant alone cannot decide."""
-_APART = 2
-"""Times by which what stands may differ from the middle: runs of one kernel differ by less, and a changed cost is
-another graph to the cache."""
+_APART = 1.3
+"""Times by which what stands may differ from the middle, as a client doubts a table: runs of one kernel mostly differ
+by less, and a changed cost is another graph to the cache."""
 
 log = structlog.get_logger("remat_service.web.profiles")
 
