@@ -159,6 +159,32 @@ def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> Non
     assert priced.profiled.kernels[backward].workspace_bytes == 4 * 64 * 4 * 128 * (32 + 1)
 
 
+class Whole(nn.Module):
+    """A convolution, attention in float32, a solver of linear equations and a sort: each runs whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Linear(36, 36)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x).flatten(2)
+        seen = nn.functional.scaled_dot_product_attention(*[self.out(rows)[:, None]] * 3)
+        return torch.linalg.solve(seen.mT @ seen, rows.mT[:, None]).sort(-1).values.sum()
+
+
+def test_workspaces_that_nothing_tells_are_named() -> None:
+    """Where the costs are from stands in each result, and so does what they leave out; products leave nothing out."""
+    whole = target_step(lambda: (Whole(), (torch.empty(2, 3, 8, 8),)), "a100")
+    roofline, workspaces = whole.priced.split("; ")
+    assert roofline == "a roofline of NVIDIA A100-SXM4-80GB"
+    assert workspaces.endswith(" are not known and count as 0")
+    named = ("convolution", "convolution_backward", "_scaled_dot_product_efficient_attention_backward", "solve", "sort")
+    assert all(name in workspaces for name in named), workspaces
+    assert "mm" not in workspaces
+    plain = target_step(lambda: (nn.Linear(8, 8), (torch.empty(2, 8),)), "a100")
+    assert plain.priced == roofline
+
+
 @pytest.mark.thorough
 def test_recorded_costs_count_where_the_device_says_under_which_name(script: Path) -> None:
     from dataclasses import replace

@@ -41,7 +41,7 @@ from .batches import Batch, Family, figures_of, largest, largest_that, step_betw
 from .build import Built, build, tracing_for
 from .devices import Target
 from .parts import Parts
-from .price import price
+from .price import price, unsized
 from .step import Asked, Parallel, optimizer_of
 
 
@@ -319,6 +319,7 @@ class PipelineFit:
             chosen.
         max_overhead: the most that the plans of the largest micro-batch may cost more.
         unknown: the parts that failed, by name, and why.
+        unsized: which workspaces are not known, in words: see `remat.target.price.unsized`.
     """
 
     name: str
@@ -337,6 +338,7 @@ class PipelineFit:
     max_overhead: float
     seconds: float
     unknown: Mapping[str, str] = field(default_factory=dict)
+    unsized: str = ""
 
     @property
     def plain_bytes(self) -> int:
@@ -388,6 +390,7 @@ class PipelineFit:
             "plain_makespan_ns": self.plain_makespan_ns,
             **figures_of(self.curve, self.largest_plain, self.largest_planned),
             "unknown": dict(self.unknown),
+            "unsized": self.unsized,
             "seconds": self.seconds,
         }
 
@@ -409,7 +412,8 @@ class PipelineFit:
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(row, wide, strict=True)) for row in rows]
         end = [f"of {readable(self.memory_bytes)} for tensors on each: {self.ending}", *self._largest()]
-        end.append(f"costs: a roofline of {self.target.name}; {self.seconds:.0f} s")
+        priced = filter(None, (f"costs: a roofline of {self.target.name}", self.unsized, f"{self.seconds:.0f} s"))
+        end.append("; ".join(priced))
         if self.overhead is not None and self.plain_bytes > self.memory_bytes:
             options = "" if self.optimizer is None else ", optimizer=optimizer"
             budget = f'budget="{self.memory_bytes // 2**20}MiB"{options}'
@@ -509,6 +513,7 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
         asked.max_overhead,
         time.perf_counter() - start,
         parts.unknown(),
+        unsized(node for stage in stages.values() for node in stage.step.operations.flow.kernels),
     )
 
 

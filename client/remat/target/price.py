@@ -40,6 +40,9 @@ _GATHER = (
     "pool",
 )
 
+_UNSIZED = ("linalg", "cholesky", "triangular_solve", "geqrf", "ormqr", "fft", "cudnn", "sort", "topk", "unique")
+"""Operators by libraries whose temporary memory follows from an algorithm that they choose on the device."""
+
 
 class Priced(NamedTuple):
     """The prices of a step's kernels.
@@ -48,11 +51,13 @@ class Priced(NamedTuple):
         profiled: as a measurement would have them.
         classes: the class of each kernel.
         recorded: how many kinds of kernels have a recorded cost, of `profiled.signatures`.
+        words: where the prices are from, and what they leave out.
     """
 
     profiled: Profiled
     classes: Mapping[fx.Node, str]
     recorded: int
+    words: str
 
 
 def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None = None, cp: int = 1) -> Priced:
@@ -83,7 +88,11 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
             )
     seconds = time.perf_counter() - start
     profiled = Profiled({n: found[s] for n, s in signature_of.items()}, len(first), len(recorded), seconds)
-    return Priced(profiled, classes, len(recorded))
+    words = f"a roofline of {target.name}"
+    if recorded:
+        words = f"{len(recorded)} of {len(first)} kinds of kernels recorded on {target.name}, the others from {words}"
+    without = unsized(node for text, node in first.items() if text not in recorded)
+    return Priced(profiled, classes, len(recorded), "; ".join(filter(None, (words, without))))
 
 
 def class_of(operator: Any) -> str:
@@ -130,8 +139,9 @@ def workspace_bytes(node: fx.Node) -> int:
     """Bytes that live only while a kernel runs, where they follow from its shapes: flash attention's backward pass.
 
     It accumulates the gradient of the queries in float32 and holds a sum for each row, both with rows rounded up to 128
-    and heads to 32; with fewer heads of keys than of queries it expands the gradients of keys and values. Workspaces of
-    convolutions and products are not modelled.
+    and heads to 32; with fewer heads of keys than of queries it expands the gradients of keys and values
+    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd). What cuBLAS keeps for products is in
+    `Target.context_bytes`. `unsized` names the kernels whose workspaces are not known.
     """
     if node.target is not _compat.FLASH_ATTENTION_BACKWARD:
         return 0
@@ -142,6 +152,22 @@ def workspace_bytes(node: fx.Node) -> int:
     if key.shape[1] != heads:
         found += 2 * batch * heads * int(key.shape[2]) * width * int(key.element_size())
     return found
+
+
+def unsized(kernels: Iterable[fx.Node]) -> str:
+    """In words, which kernels have a workspace that nothing here tells, so that it counts as 0; empty: none has.
+
+    They run whole, by an algorithm that a library chooses on the device: convolutions, attention that is not flash's,
+    linear algebra, transforms, sorting, and what is no operator of torch's.
+    """
+    found = set()
+    for node in kernels:
+        name = _compat.operator_name(node.target) if isinstance(node.target, _compat.OpOverload) else ""
+        kind = class_of(node.target)
+        attention = kind == "attention" and "flash" not in name
+        if attention or kind in ("convolution", "other") or any(word in name for word in _UNSIZED):
+            found.add(name or str(getattr(node.target, "__name__", node.target)))
+    return f"workspaces of {', '.join(sorted(found))} are not known and count as 0" if found else ""
 
 
 def _keys_and_values(node: fx.Node) -> int:

@@ -360,11 +360,7 @@ def target_step(
         names = built.name, name_of(built.model, built.args, built.kwargs)
         if target is None:
             return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update, job)
-        words = f"a roofline of {target.name}"
-        if found[0].recorded:
-            kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
-            words = f"{kinds} recorded on {target.name}, the others from {words}"
-        return TargetStep(*names, step, target, words, found[0].classes, seconds, update, job)
+        return TargetStep(*names, step, target, found[0].words, found[0].classes, seconds, update, job)
 
 
 def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | None:
