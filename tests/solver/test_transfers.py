@@ -258,3 +258,11 @@ def test_what_others_do_is_a_plan_or_says_why_not(method: str) -> None:
     assert solve(Problem(graph.with_link(None), 900), method=method).plan is None
     tight = solve(Problem(graph, 300), method=method)
     assert tight.plan is not None or tight.message
+
+
+@pytest.mark.parametrize("forward", [1, 2, 3])
+def test_fractions_of_a_forward_pass_of_a_few_ops(forward: int) -> None:
+    """Too few to cut into layers: it is one."""
+    graph = graph_of([1] * 4, [2] * 4, [[], [0], [1], [2, 0]], backward_from=forward).with_link(Link(10**9, 10**9))
+    answer = solve(Problem(graph, 4 * plain_peak(graph)), method="layer-fractions")
+    assert answer.cost_ns == 4, answer.message

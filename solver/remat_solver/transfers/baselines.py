@@ -119,7 +119,7 @@ class Layers:
         root = max(1, math.isqrt(forward))
         if len(points) < 2:
             points = list(range(root, forward - 1, root))
-        step = -(-len(points) // min(_MOST_LAYERS, max(2, root)))
+        step = max(1, -(-len(points) // min(_MOST_LAYERS, max(2, root))))
         ends = [*points[step - 1 :: step], forward - 1]
         place_of = np.searchsorted(ends, np.arange(forward))
         read_later: list[list[int]] = [[] for _ in range(int(place_of[-1]) + 1)]
