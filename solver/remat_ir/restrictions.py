@@ -33,9 +33,6 @@ FORWARD_OPS = "forward-ops-in-backward-stages"
 PERSISTENT = "persistent-schedules"
 """A saved value stays until its backward op has used it (RR-9302, Section 4.1)."""
 
-MEMORY_SLOTS = "memory-slots"
-"""Sizes are rounded up to whole memory slots (RR-9302, Section 5.2)."""
-
 NO_TRANSFERS = "no-transfers"
 """Nothing is moved to the host, although the graph or the chain has a link."""
 
@@ -52,7 +49,6 @@ _PHRASES = {
     FORWARD_OPS: "that recomputes forward ops only and in the backward pass only",
     CHAIN_STAGES: "of the graph taken as a chain",
     NO_TRANSFERS: "without transfers to the host",
-    MEMORY_SLOTS: "in whole memory slots",
     TAGS: "that computes what is not saved again once where torch puts it",
 }
 
@@ -102,8 +98,8 @@ def best_of(within: Sequence[str]) -> str:
 def contains(subject: Subject, plan: AnyPlan, within: Sequence[str]) -> bool:
     """Whether a plan is known to lie in a space, so that a bound proved there must not be above its cost.
 
-    True is certain. False may also mean that membership cannot be seen from the plan: of `memory-slots` and
-    `chain-stages`, of names that are unknown, and where a recomputation follows the last first computation.
+    True is certain. False may also mean that membership cannot be seen from the plan: of `chain-stages`, of names that
+    are unknown, and where a recomputation follows the last first computation.
     """
     return all(_lies_in(subject, plan, name) for name in within)
 

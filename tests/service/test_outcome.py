@@ -48,7 +48,7 @@ def test_died_or_failed() -> None:
 
 def test_restricted_bounds_stay_inside() -> None:
     """A bound of a restricted search is never taken for one on every plan, and what has no certificate is a claim."""
-    inside = _outcome(status=Status.OPTIMAL, cost_ns=9, bound_ns=9, restricted_to=("memory-slots",))
+    inside = _outcome(status=Status.OPTIMAL, cost_ns=9, bound_ns=9, restricted_to=("persistent-schedules",))
     assert inside.claim is None
     total = training_graph(3).total_cost_ns
     outside = _outcome(status=Status.FEASIBLE, cost_ns=total + 9, bound_ns=total + 7)
