@@ -138,7 +138,10 @@ def _model(problem: Problem, method: str, options: Mapping[str, object] | None) 
             f"no plan fits: {who} alone needs {readable(least)}; the budget is {readable(problem.budget_bytes)}"
         )
     view = view_of(problem)
-    count = entries(view, first=view.tight_from) if isinstance(chosen, StagedOptions) else program_entries(view, chosen)
+    if isinstance(chosen, StagedOptions):
+        count = entries(view, first=view.tight_from)
+    else:
+        count = program_entries(method, view, chosen)
     need, allowed = engine_bytes(count), chosen.memory_bytes or free_memory()
     if need > allowed:
         raise InvalidData(

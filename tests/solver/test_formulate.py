@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from drawn import examples, layered
 from remat_ir import Graph, Problem, graph_of, plain_peak, plan_of, verify
 from remat_ir.plan import without_unread
-from remat_solver.array_view import view_of
+from remat_solver.array_view import ArrayView, view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.formulate.checkmate import checkmate
 from remat_solver.formulate.formulation import Formulation, matrices_of, stages
-from remat_solver.formulate.tight import Reductions, any_order, collapsed_stages, forward, reordered, tight
+from remat_solver.formulate.tight import any_order, collapsed_stages, forward, reordered, tight
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
 from solver.stops import After
@@ -61,20 +61,17 @@ def test_checkmate_is_exact(engine: Engine, problem: Problem) -> None:
 
 
 @settings(QUICK, max_examples=examples(80))
-@given(problem=problems(most_ops=6), switches=st.tuples(*[st.booleans()] * 5))
-def test_tight_is_exact_whatever_is_switched(engine: Engine, problem: Problem, switches: tuple[bool, ...]) -> None:
-    formulation = tight(view_of(problem), reductions=Reductions(*switches))
-    agrees(engine, problem, formulation, ONE_PER_STAGE)
+@given(problem=problems(most_ops=6))
+def test_tight_is_exact(engine: Engine, problem: Problem) -> None:
+    agrees(engine, problem, tight(view_of(problem)), ONE_PER_STAGE)
 
 
 @QUICK
-@given(problem=problems(most_ops=5), sweeps=st.integers(2, 3), reductions=st.sampled_from((True, False)))
-def test_several_sweeps_are_exact(engine: Engine, problem: Problem, sweeps: int, reductions: bool) -> None:
-    view = view_of(problem)
-    if reductions:
-        agrees(engine, problem, tight(view, sweeps=sweeps), ONE_PER_STAGE, sweeps)
-    else:
-        agrees(engine, problem, checkmate(view, sweeps), ONE_PER_STAGE, sweeps)
+@given(problem=problems(most_ops=5), sweeps=st.integers(2, 3), program=st.sampled_from((tight, checkmate)))
+def test_several_sweeps_are_exact(
+    engine: Engine, problem: Problem, sweeps: int, program: Callable[[ArrayView, int], Formulation]
+) -> None:
+    agrees(engine, problem, program(view_of(problem), sweeps), ONE_PER_STAGE, sweeps)
 
 
 @settings(QUICK, max_examples=examples(60))

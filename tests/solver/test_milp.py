@@ -133,7 +133,6 @@ def test_forward_needs_to_know_where_the_backward_pass_begins() -> None:
         {"recomputations": 0},
         {"recomputations": "2"},
         {"threads": True},
-        {"collapse": 1},
         {"no_such": 1},
     ],
 )

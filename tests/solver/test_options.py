@@ -58,7 +58,7 @@ class Watch:
         self.answer = solve(
             problem,
             method=method,
-            time_limit_s=8.0 if problem in (BROKEN, LOOSE) else 2.0,
+            time_limit_s=2.0,
             max_gap=0,
             options=options,
             on_progress=note,
@@ -105,16 +105,8 @@ def message(watch: Watch) -> object:
     return watch.answer.message
 
 
-def programs(watch: Watch) -> object:
-    return set(watch.programs)
-
-
 def sources(name: str) -> Seen:
     return lambda watch: name in watch.sources
-
-
-def tolerances(watch: Watch) -> object:
-    return {members["absolute_gap"] for members in watch.asked if "absolute_gap" in members} - {0.0}
 
 
 def costs(watch: Watch) -> object:
@@ -129,10 +121,6 @@ CHAINED = Problem(CHAIN, budget_at(CHAIN, 0.3))
 ROUNDED = Problem(little_graph(10, 14), budget_at(little_graph(10, 14), 0.6))
 LINKED = Problem(DEEP.with_link(LINK), TIGHT.budget_bytes)
 OFFLOADED = Problem(replace(CHAIN, link_bytes_per_s=10**9), CHAINED.budget_bytes)
-BROKEN = Problem(little_graph(19, 16), budget_at(little_graph(19, 16), 0.5))
-"""Its solutions break the memory while ops are recomputed; it is proved within a second."""
-LOOSE = Problem(little_graph(5, 24), budget_at(little_graph(5, 24), 0.5))
-"""A plan is known before its integer programs are solved to the end."""
 MEMORY = (2**31, engines)
 MILP: dict[str, tuple[object, Seen]] = {
     "engine": ("cbc", engines),
@@ -141,7 +129,6 @@ MILP: dict[str, tuple[object, Seen]] = {
     "seed": (1, asked("seed")),
     "memory_bytes": MEMORY,
 }
-TIGHTER = MILP | dict.fromkeys(("collapse", "reach", "exclusive", "pinned", "frontier"), (False, first_program))
 BASE: dict[str, tuple[object, Seen]] = {"freeing": ("paper", plan)}
 EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
     **dict.fromkeys(sorted(set(BASELINES) - {"griewank"}), BASE),
@@ -153,16 +140,12 @@ EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
         "deterministic": (True, message),
     },
     "staged": {
-        "linear": (False, kinds),
-        "reruns": (False, programs),
-        "loose": (False, tolerances),
-        "nested": (False, programs),
         "polish": (False, costs),
         "memory_bytes": MEMORY,
     },
     "milp": MILP,
-    "milp-tight": TIGHTER,
-    "milp-forward": TIGHTER | {"recomputations": (2, message)},
+    "milp-tight": MILP,
+    "milp-forward": MILP | {"recomputations": (2, message)},
     "milp-order": MILP | {"recomputations": (2, message), "most_ops": (8, message)},
     "lp-rounding": {
         "epsilon": (0.1, count),
@@ -253,7 +236,7 @@ QUICK = {"milp-tight", "greedy", "rotor", "pofo", "sequential", "ap-sqrt", "sear
     ],
 )
 def test_every_option_has_an_effect(method: str, option: str) -> None:
-    problem = {"reruns": BROKEN, "loose": LOOSE}.get(option, POSED.get(method, SMALL))
+    problem = POSED.get(method, SMALL)
     _, seen = EFFECTS[method][option]
     without, with_it = (
         watch if isinstance(watch, str) else seen(watch) if watch.engines or seen is not engines else None

@@ -32,13 +32,11 @@ from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
 from remat_solver.staged.prove import Proof
-from remat_solver.staged.refinement import ProofOptions
 from remat_solver.staged.relaxation import in_order, point
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import little_graph, little_problems, problems
-from tiers import first
 
 GRAPHS = Path(__file__).resolve().parent.parent / "graphs"
 
@@ -50,19 +48,17 @@ def engine() -> Iterator[Engine]:
         yield held
 
 
-def prove(
-    problem: Problem, engine: Engine, switches: ProofOptions | None = None, *, certify: bool = True
-) -> tuple[Answer, list[Progress]]:
+def prove(problem: Problem, engine: Engine, *, certify: bool = True) -> tuple[Answer, list[Progress]]:
     news: list[Progress] = []
     incumbent = Incumbent(problem, Deadline(60), 0.0, news.append, certify=certify)
-    Proof(incumbent, switches).run(engine)
+    Proof(incumbent).run(engine)
     return incumbent.answer("staged"), news
 
 
-def agrees(problem: Problem, engine: Engine, switches: ProofOptions | None = None, *, certify: bool = True) -> None:
+def agrees(problem: Problem, engine: Engine, *, certify: bool = True) -> None:
     """Every bound holds, "optimal" and infeasible are true; certificates prove them."""
     free = optimum(problem, FIXED_ORDER).cost_ns
-    answer, news = prove(problem, engine, switches, certify=certify)
+    answer, news = prove(problem, engine, certify=certify)
     proved = verify_answer(problem, answer)
     for one in news:
         if free is not None and one.whole_bound_ns is not None:
@@ -85,16 +81,6 @@ def agrees(problem: Problem, engine: Engine, switches: ProofOptions | None = Non
 def test_bounds_and_optima_agree_with_brute_force(engine: Engine, problem: Problem, certify: bool) -> None:
     assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)  # else solve() says so without a proof
     agrees(problem, engine, certify=certify)
-
-
-OFF = (ProofOptions(linear=False), ProofOptions(reruns=False), ProofOptions(loose=False), ProofOptions(nested=False))
-
-
-@pytest.mark.parametrize("switches", first(2, OFF), ids=lambda switches: str(switches)[13:-1].replace(", ", ","))
-def test_switches_change_the_pace_and_not_the_optimum(engine: Engine, switches: ProofOptions) -> None:
-    for seed in (3, 8, 21, 34):
-        for problem in little_problems(seed, 6, rich=seed % 2 == 0, budgets=3):
-            agrees(problem, engine, switches)
 
 
 @settings(deadline=None, derandomize=True, max_examples=examples(60))
@@ -244,5 +230,5 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
 
 def test_an_engine_is_no_option() -> None:
     problem = Problem(little_graph(3, 6), 10)
-    with pytest.raises(InvalidData, match="method 'staged' has no option 'engine'; it has linear, loose"):
+    with pytest.raises(InvalidData, match="method 'staged' has no option 'engine'; it has memory_bytes, polish"):
         solve(problem, method="staged", options={"engine": "cpsat"})

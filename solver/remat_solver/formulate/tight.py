@@ -16,7 +16,7 @@ places. It is one of the same ops in another order: `reordered` makes that probl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,38 +31,12 @@ from .formulation import Formulation, Matrices, Stages, cost_units, recomputable
 from .rows import Columns, add_frontier_memory, add_memory, add_residency, completed, stage_columns
 
 
-@dataclass(frozen=True)
-class Reductions:
-    """What may be switched off; each changes the time that a proof takes, never the optimum.
-
-    Attributes:
-        collapse: no recomputation while everything that can still be of use fits.
-        reach: nothing is retained or recomputed that no op still to come depends on.
-        exclusive: no value is retained into a stage that computes its op again.
-        pinned: values of ops that may not run any more stay until their last use.
-        frontier: the memory at each first computation once more as one knapsack row, from which engines cut covers:
-            about twice as fast.
-    """
-
-    collapse: bool = True
-    reach: bool = True
-    exclusive: bool = True
-    pinned: bool = True
-    frontier: bool = True
-
-
-def tight(
-    view: ArrayView,
-    *,
-    sweeps: int = 1,
-    reductions: Reductions = Reductions(),
-    stop: Callable[[], bool] = never,
-) -> Formulation:
+def tight(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
     """The program of one recomputation per op and stage, or of `sweeps`. Where `stop` says so, `TimeUp` is raised."""
-    return _tight(view, sweeps, reductions, 0, view.ops, stop)
+    return _tight(view, sweeps, 0, view.ops, stop)
 
 
-def forward(view: ArrayView, *, reductions: Reductions = Reductions(), stop: Callable[[], bool] = never) -> Formulation:
+def forward(view: ArrayView, *, stop: Callable[[], bool] = never) -> Formulation:
     """The tight program where only ops before `backward_from` are recomputed, and only from its stage on.
 
     A restriction: its optimum is one of the restricted space. It leaves far fewer binaries.
@@ -70,26 +44,22 @@ def forward(view: ArrayView, *, reductions: Reductions = Reductions(), stop: Cal
     border = view.graph.backward_from
     assert border is not None
     only = view.without_recomputing(np.arange(view.ops) >= border)
-    return _tight(only, 1, reductions, border, border, stop)
+    return _tight(only, 1, border, border, stop)
 
 
-def _tight(
-    view: ArrayView, sweeps: int, reductions: Reductions, least_stage: int, most_op: int, stop: Callable[[], bool]
-) -> Formulation:
+def _tight(view: ArrayView, sweeps: int, least_stage: int, most_op: int, stop: Callable[[], bool]) -> Formulation:
     """The program where ops before `most_op` are recomputed in the stages of frontiers from `least_stage` on."""
-    first = collapsed_stages(view) if reductions.collapse else 0
+    first = collapsed_stages(view)
     builder, stage_of = Builder(stop), stages(view.ops, sweeps, first)
     cost, unit_ns, whole = cost_units(view)
     allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(view.ops) < most_op)
     runs = recomputable(view, stage_of, allowed)
-    retains, holds, keeps = _masks(view, stage_of, first, runs, reductions)
+    retains, holds, keeps = _masks(view, stage_of, first, runs)
     columns = stage_columns(builder, view, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps, holds=holds)
     held = add_residency(builder, columns, view, stage_of)
-    if reductions.exclusive:
-        add_exclusive(builder, columns, view)
+    add_exclusive(builder, columns, view)
     memory = add_memory(builder, columns, view, stage_of, held)
-    if reductions.frontier:
-        add_frontier_memory(builder, columns, view, stage_of)
+    add_frontier_memory(builder, columns, view, stage_of)
     program = builder.program(offset=float(cost[:first].sum()))
 
     def complete(matrices: Matrices) -> Floats:
@@ -117,32 +87,23 @@ def collapsed_stages(view: ArrayView) -> int:
     return int(over[0]) if len(over) else view.ops - 1
 
 
-def _masks(
-    view: ArrayView, stage_of: Stages, first: int, runs: Booleans, reductions: Reductions
-) -> tuple[Booleans, Booleans, Booleans]:
+def _masks(view: ArrayView, stage_of: Stages, first: int, runs: Booleans) -> tuple[Booleans, Booleans, Booleans]:
     """Where S and K exist, and where S is 1; takes R from `runs` where it is of no use.
 
-    `reach`: in the stage of frontier f, a value is of use only if it can serve the first computation of an op at or
-    after f, for all ops before f have run.
-
-    `pinned`: a value whose op may not run any more cannot be made again, so it stays until its last reader has first
-    run.
+    In the stage of frontier f, a value is of use only if it can serve the first computation of an op at or after f, for
+    all ops before f have run. A value whose op may not run any more cannot be made again, so it stays until its last
+    reader has first run.
     """
     frontier = stage_of.frontier[:, None]
-    earlier = (view.maker < frontier) & ~view.kept
-    keeps_value = np.broadcast_to(view.optional, earlier.shape)
-    if reductions.reach:
-        needed = view.value_reach >= frontier
-        earlier = earlier & needed
-        keeps_value = keeps_value & needed
-        runs &= (np.arange(view.ops) == frontier) | (view.op_reach >= frontier)
+    needed = view.value_reach >= frontier
+    earlier = (view.maker < frontier) & ~view.kept & needed
+    runs &= (np.arange(view.ops) == frontier) | (view.op_reach >= frontier)
     # stage 0 has nothing to retain, unless stages before it were collapsed
     if first == 0:
         earlier[0] = False
     retains = np.vstack((earlier, np.zeros((1, view.values), dtype=np.bool_)))
-    keeps = runs[:, view.maker] & keeps_value
-    gone = (view.last_stage[view.maker] < frontier) & (view.last_reader >= frontier)
-    sure = gone if reductions.pinned else np.zeros_like(earlier)
+    keeps = runs[:, view.maker] & view.optional & needed
+    sure = (view.last_stage[view.maker] < frontier) & (view.last_reader >= frontier)
     holds = retains & np.vstack((sure, np.zeros((1, view.values), dtype=np.bool_)))
     return retains, holds, keeps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -22,7 +23,7 @@ from .fallback import falling_back
 from .heuristics import GreedyOptions, SearchOptions, run_blocks, run_greedy, run_search
 from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
-from .milp import MilpOptions, OrderOptions, TightOptions, run_forward, run_milp, run_order
+from .milp import MilpOptions, OrderOptions, run_forward, run_milp, run_order
 from .staged import StagedOptions, run_staged
 from .tags import TagOptions, run_tags
 from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers
@@ -146,15 +147,15 @@ METHODS: dict[str, Method] = {
         Method(
             "milp-tight",
             "the same space by disaggregated rows and exact reductions",
-            falling_back(run_milp),
-            TightOptions,
+            falling_back(partial(run_milp, source="milp-tight")),
+            MilpOptions,
             restriction=(ONE_PER_STAGE,),
         ),
         Method(
             "milp-forward",
             "the tight program, only forward ops recomputed",
             falling_back(run_forward),
-            TightOptions,
+            MilpOptions,
             restriction=(FORWARD_OPS, ONE_PER_STAGE),
         ),
         Method(

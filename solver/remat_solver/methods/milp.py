@@ -6,7 +6,7 @@ For small graphs there is also the program that chooses the op order too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, Plan, duration, readable, verify
 from remat_ir.read import LARGEST_INTEGER
@@ -18,9 +18,9 @@ from ..backends.outcome import Improvement, Outcome
 from ..deadline import TimeUp, never
 from ..formulate.checkmate import checkmate
 from ..formulate.formulation import SECONDS_PER_ENTRY, Formulation, engine_bytes, entries
-from ..formulate.tight import Reductions, any_order, collapsed_stages, forward, reordered, tight
+from ..formulate.tight import any_order, collapsed_stages, forward, reordered, tight
 from ..incumbent import Incumbent
-from ..options import Options, flag, whole, word
+from ..options import Options, whole, word
 from ..program import Floats
 from .fallback import Spare
 
@@ -29,7 +29,7 @@ _MOST_TIGHTENINGS = 6
 
 @dataclass(frozen=True)
 class MilpOptions(Options):
-    """How to solve the paper's program.
+    """How to solve the paper's program, or the tight one.
 
     Attributes:
         engine: "highs" or "cbc".
@@ -44,22 +44,6 @@ class MilpOptions(Options):
     threads: int = whole(1, 1, 64)
     seed: int = whole(0, 0, 2**31 - 2)
     memory_bytes: int = whole(0)
-
-
-@dataclass(frozen=True)
-class TightOptions(MilpOptions):
-    """How to solve the tight program: the paper's options, and one for each of `Reductions`."""
-
-    collapse: bool = flag(Reductions.collapse)
-    reach: bool = flag(Reductions.reach)
-    exclusive: bool = flag(Reductions.exclusive)
-    pinned: bool = flag(Reductions.pinned)
-    frontier: bool = flag(Reductions.frontier)
-
-    @property
-    def reductions(self) -> Reductions:
-        """Those that are chosen."""
-        return Reductions(**{each.name: getattr(self, each.name) for each in fields(Reductions)})
 
 
 @dataclass(frozen=True)
@@ -80,19 +64,16 @@ class OrderOptions(MilpOptions):
 
 def formulation_of(method: str, view: ArrayView, options: MilpOptions, stop: Callable[[], bool] = never) -> Formulation:
     """The program that a method solves: "milp", "milp-tight" or "milp-forward". `TimeUp` is raised by `stop`."""
-    if isinstance(options, TightOptions):
-        if method == "milp-forward":
-            return forward(view, reductions=options.reductions, stop=stop)
-        return tight(view, sweeps=options.recomputations, reductions=options.reductions, stop=stop)
-    return checkmate(view, options.recomputations, stop=stop)
+    if method == "milp-forward":
+        return forward(view, stop=stop)
+    return (checkmate if method == "milp" else tight)(view, options.recomputations, stop=stop)
 
 
-def program_entries(view: ArrayView, options: MilpOptions) -> int:
+def program_entries(method: str, view: ArrayView, options: MilpOptions) -> int:
     """An estimate of the coefficients of the program of a method with these options."""
-    if isinstance(options, TightOptions):
-        first = collapsed_stages(view) if options.collapse else 0
-        return entries(view, sweeps=options.recomputations, first=first)
-    return entries(view, sweeps=options.recomputations, pairs=True)
+    if method == "milp":
+        return entries(view, sweeps=options.recomputations, pairs=True)
+    return entries(view, sweeps=options.recomputations, first=collapsed_stages(view))
 
 
 def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool:
@@ -112,16 +93,15 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
     return True
 
 
-def run_milp(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None) -> None:
+def run_milp(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None, *, source: str = "milp") -> None:
     """Checkmate's program as in the paper, equations 1 to 8: its own optimum, bound or want of a plan.
 
-    By `TightOptions`, the same space with disaggregated rows and exact reductions.
+    As `source` "milp-tight", the same space with disaggregated rows and exact reductions.
     """
-    source = "milp-tight" if isinstance(options, TightOptions) else "milp"
     _solve(incumbent, options, spare, source, (recomputations_per_stage(options.recomputations),))
 
 
-def run_forward(incumbent: Incumbent, options: TightOptions, spare: Spare | None = None) -> None:
+def run_forward(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None) -> None:
     """The tight program where only forward ops are recomputed, and only in backward stages: a restriction."""
     within = (FORWARD_OPS, ONE_PER_STAGE)
     if incumbent.problem.graph.backward_from is None:
@@ -144,7 +124,7 @@ def _solve(
     problem = incumbent.problem
     view = view_of(problem)
     start = _starting_plan(incumbent, spare)
-    if not has_room(incumbent, program_entries(view, options), options.memory_bytes):
+    if not has_room(incumbent, program_entries(source, view, options), options.memory_bytes):
         return
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes

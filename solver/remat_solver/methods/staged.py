@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
-from ..options import flag, whole
+from ..options import Options, flag, whole
 from ..staged.prove import Proof
-from ..staged.refinement import ProofOptions
 from .heuristics import polished, say_enough
 
 
 @dataclass(frozen=True)
-class StagedOptions(ProofOptions):
-    """Which parts of the proof are on; see `remat_solver.staged`.
+class StagedOptions(Options):
+    """What the proof may use.
 
     `memory_bytes`: what its engine may use; 0 means half of what is free, but at least 1 GiB.
     `polish`: whether the local search makes plans of the relaxations' solutions.
@@ -32,7 +31,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions, spare: object = Non
             return
     say_enough(incumbent)
     polish = polished(incumbent) if options.polish else None
-    proof = Proof(incumbent, options, polish=polish, memory_bytes=options.memory_bytes)
+    proof = Proof(incumbent, polish=polish, memory_bytes=options.memory_bytes)
     proof.run()
     if proof.out_of_memory:
         incumbent.stop_for("memory")

@@ -27,7 +27,7 @@ from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..program import Floats, Program
 from .certificate import LOSS, Certified, Certifier, wanted_ns
-from .refinement import Gains, ProofOptions, Refinement
+from .refinement import Gains, Refinement
 from .relaxation import point, primal_heuristic
 from .rows import Round, violations, write
 from .scale import Scale, balance_of, balanced, row_factors
@@ -85,9 +85,8 @@ class Trees:
         wanted = math.inf
         if incumbent.cost_ns is not None:
             wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-        extra, nested = self._extra(wanted - total), self._refinement.options.nested
-        rows, stop = self._refinement.rows, incumbent.stopped
-        round_ = write(self._view, rows, scale, nested=nested, cutoff_ns=extra, stop=stop)
+        extra = self._extra(wanted - total)
+        round_ = write(self._view, self._refinement.rows, scale, cutoff_ns=extra, stop=incumbent.stopped)
         factor = balance_of(round_.program)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
@@ -162,7 +161,6 @@ class Proof:
     def __init__(
         self,
         incumbent: Incumbent,
-        options: ProofOptions | None = None,
         *,
         polish: Callable[[list[int]], None] | None = None,
         exceeding: Callable[[list[int]], None] | None = None,
@@ -170,18 +168,16 @@ class Proof:
         second: Callable[[Engine], None] | None = None,
     ) -> None:
         self.incumbent = incumbent
-        self.options = options or ProofOptions()
         self.view: ArrayView = view_of(incumbent.problem)
-        self.refinement = Refinement(self.view, self.options)
+        self.refinement = Refinement(self.view)
         self.out_of_memory = False
         self.out_of_time = False
         self._polish, self._exceeding = polish, exceeding
         self._memory_bytes = memory_bytes
         self._second = second
-        self._far = self.options.loose
+        self._far = True
         self._without_plan = False
-        counted = incumbent.deadline.work is not None
-        self._certifier = Certifier(incumbent.problem, counted=counted) if incumbent.certifies else None
+        self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
         self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.refinement, self._certifier)
         self._first_cut: int | None = None
         self._gains: Gains | None = None
@@ -198,8 +194,7 @@ class Proof:
             engine = engine or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
             # a program that is half written is of no use
             with contextlib.suppress(TimeUp):
-                if self.options.linear:
-                    self._linear(engine)
+                self._linear(engine)
                 self._go_on(engine)
             self._shorten(engine)
 
@@ -302,7 +297,7 @@ class Proof:
 
         def raised(op: int) -> float:
             rows, scale = self.refinement.rows.with_cut(op), self.refinement.scale
-            program = write(self.view, rows, scale, nested=self.options.nested, stop=over).program
+            program = write(self.view, rows, scale, stop=over).program
             outcome = engine.lp(balanced(program), deadline=watch, stopped=self.incumbent.stopped)
             solved = outcome.status == "optimal"
             return scale.linear_bound_ns(self.view, program, outcome.bound) - bound_ns if solved else 0.0
@@ -385,7 +380,7 @@ class Proof:
 
     def _write(self, *, whole: bool) -> Round:
         """The program of a round, a linear or an integer one."""
-        nested = self.options.nested and (not whole or self.view.ops <= _NESTED)
+        nested = not whole or self.view.ops <= _NESTED
         return write(self.view, self.refinement.rows, self.refinement.scale, nested=nested, stop=self.incumbent.stopped)
 
     def _solve(self, engine: Engine, round_: Round, watch: Deadline, turn: float | None) -> Outcome:

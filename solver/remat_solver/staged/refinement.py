@@ -9,13 +9,11 @@ greatest is a new one (lazy greedy selection: Minoux, 1978).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ..array_view import ArrayView, Trace
-from ..options import Options, flag
 from ..program import Floats
 from .relaxation import Columns
 from .rows import Round, Rows, add_to, cover_of, violated_recomputations
@@ -97,37 +95,21 @@ _LONG_STAGE, _CLOSE = 20, 0.1
 """What is called close to the begin of a coarse stage of so many ops and more, as a share of its length."""
 
 
-@dataclass(frozen=True)
-class ProofOptions(Options):
-    """What a proof may use; each changes its pace, none its result.
-
-    linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer programs whose solution breaks
-    the memory anyway. nested: keep the rows of coarse stages that were cut.
-    """
-
-    linear: bool = flag()
-    reruns: bool = flag()
-    loose: bool = flag()
-    nested: bool = flag()
-
-
 class Refinement:
     """The rows that a proof has found, the units that it counts in, and how both are refined.
 
     It begins with one coarse stage besides stage 0.
     """
 
-    def __init__(self, view: ArrayView, options: ProofOptions) -> None:
-        self.view, self.options = view, options
+    def __init__(self, view: ArrayView) -> None:
+        self.view = view
         self.scale: Scale = scale_of(view)
         last = view.ops - 1
         self.rows = Rows({min(max(0, view.tight_from - 1), last), last})
 
     def refine(self, round_: Round, x: Floats, run: Trace) -> bool:
         """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
-        new = self.options.reruns and add_to(
-            self.rows.recomputations, violated_recomputations(self.view, round_.columns, x)
-        )
+        new = add_to(self.rows.recomputations, violated_recomputations(self.view, round_.columns, x))
         rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= self.view.capacity:
