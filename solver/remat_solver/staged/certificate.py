@@ -34,16 +34,8 @@ from .shorten import Solve, shortened
 
 _IN_BYTES = ("memory", "rerun")
 """Kinds of rows that are divided by the unit of memory."""
-_WEIGHTED = (*_IN_BYTES, "cover", "hosted", "carried")
-"""Kinds of rows with other coefficients than 1."""
 _DENOMINATORS = (10**6, 10**9, 10**12)
 """Tried in turn; where costs are so large that multipliers would exceed 2^53, smaller ones."""
-_SHORT_DENOMINATORS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
-_GRAINS = (3e-5, 1e-5, 3e-6, 1e-6, 3e-7)
-"""What the multipliers of rows without weights are rounded to, as shares of the cost of all ops once, when a
-certificate is shortened: few digits compress well, and small multipliers vanish with their rows."""
-_SHORTENED_S = 0.3
-"""For how many seconds that is tried."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 _ROUGHER = 0.01
@@ -71,9 +63,7 @@ class FloatLeaf:
 class Certifier:
     """Writes certificates for one graph problem."""
 
-    def __init__(self, problem: Problem, *, counted: bool = False) -> None:
-        """`counted`: no clock ends the search for a shorter one."""
-        self._shortened_s = None if counted else _SHORTENED_S
+    def __init__(self, problem: Problem) -> None:
         self._graph = problem.graph
         self._capacity = problem.budget_bytes - self._graph.fixed_bytes
         self._digest = problem_digest(problem)
@@ -156,7 +146,7 @@ class Certifier:
         spare = LOSS * self._graph.total_cost_ns
         enough = bound_ns if wanted_ns > bound_ns - 2 * spare else bound_ns - spare
         largest = max((float(w.max(initial=0.0)) for w in weights), default=0.0)
-        for denominator in _finest(largest, _DENOMINATORS):
+        for denominator in _finest(largest):
             found = written.certified(nodes, weights, denominator)
             if found is not None and found.bound_ns is None:
                 return found
@@ -164,38 +154,7 @@ class Certifier:
                 best, proved = found, found.bound_ns
             if proved >= enough:
                 break
-        if best is None or len(best.proof.rows) > MOST_ROWS:
-            return None
-        if len(nodes) > 1 or proved < wanted_ns:
-            return best
-        return self._shortest(best, written, nodes, weights, largest, wanted_ns)
-
-    def _shortest(
-        self,
-        best: Certified,
-        written: _Writer,
-        nodes: Sequence[int | FloatLeaf],
-        weights: Sequence[Floats],
-        largest: float,
-        wanted_ns: float,
-    ) -> Certified:
-        """The shortest certificate among rougher ones that still proves what is wanted."""
-        least = length(best.proof)
-        watch = Deadline(self._shortened_s)
-        for share in _GRAINS:
-            for denominator in _finest(largest, _SHORT_DENOMINATORS):
-                if watch.passed():
-                    return best
-                grain = share * self._graph.total_cost_ns * denominator
-                grain = 10 ** math.floor(math.log10(grain)) if grain >= 1 else 1
-                found = written.certified(nodes, weights, denominator, grain)
-                if found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
-                    continue
-                shorter = length(found.proof)
-                if shorter < least:
-                    best, least = found, shorter
-                break
-        return best
+        return None if best is None or len(best.proof.rows) > MOST_ROWS else best
 
     def _with_less(self, found: Certified, wanted_ns: float, solve: Solve, watch: Deadline) -> Certified:
         """A certificate of the same tree whose leaves prove no more than is wanted, where that is shorter."""
@@ -245,12 +204,11 @@ class _Writer:
         self._place: dict[int, int | None] = {}
         self._rows: list[Row] = []
         self._made: list[Inequality] = []
-        self._grained: dict[int, bool] = {}
 
     def certified(
-        self, nodes: Sequence[int | FloatLeaf], weights: Sequence[Floats], denominator: int, grain: int = 1
+        self, nodes: Sequence[int | FloatLeaf], weights: Sequence[Floats], denominator: int
     ) -> Certified | None:
-        """The certificate with whole multipliers, those of rows without weights multiples of `grain`."""
+        """The certificate with whole multipliers."""
         each = iter(weights)
         made: list[Branch | Leaf] = []
         for node in nodes:
@@ -259,20 +217,13 @@ class _Writer:
                 continue
             duals = []
             for row, multiplier in zip(node.rows, (next(each) * denominator).tolist(), strict=True):
-                whole = round(multiplier / grain) * grain if grain > 1 and self._unweighted(row) else round(multiplier)
+                whole = round(multiplier)
                 place = self._row(row) if whole > 0 else None
                 if place is not None:
                     duals.append((place, whole))
             made.append(Leaf(tuple(duals), node.empty))
         proof = replace(self._blank, rows=tuple(self._rows), denominator=denominator, nodes=tuple(made))
         return self._certifier.check(pruned(proof))
-
-    def _unweighted(self, row: int) -> bool:
-        """Whether a row is one of the program whose coefficients are 1."""
-        if row not in self._grained:
-            cut = row >= self._round.program.rows
-            self._grained[row] = not cut and self._round.names.of(row)[0] not in _WEIGHTED
-        return self._grained[row]
 
     def _row(self, row: int) -> int | None:
         """The place of a row or cut in the certificate; None where the checker does not accept it."""
@@ -328,10 +279,10 @@ def wanted_ns(incumbent: Incumbent, bound_ns: int) -> float:
     return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
 
-def _finest(largest: float, denominators: Sequence[int]) -> Iterator[int]:
+def _finest(largest: float) -> Iterator[int]:
     """Denominators with which no multiplier exceeds 2^53, ascending."""
     most = 1 << max(0, 52 - math.frexp(largest)[1])
-    yield from sorted({min(denominator, most) for denominator in denominators})
+    yield from sorted({min(denominator, most) for denominator in _DENOMINATORS})
 
 
 def _name(round_: Round, row: int) -> Row:
