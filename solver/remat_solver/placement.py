@@ -433,6 +433,12 @@ def stored_graph(chain: Chain, steps: Sequence[ChainStep]) -> Graph:
     ).with_link(chain.link)
 
 
+def stored(chain: Chain, steps: Iterable[ChainStep]) -> tuple[tuple[ChainStep, ...], Timetable]:
+    """Steps that each store a value, behind that of an input that may leave, and what is there while each runs."""
+    those = (*((INPUT,) if chain.input_may_leave else ()), *steps)
+    return those, timetable(stored_graph(chain, those), range(len(those)))
+
+
 def moved_plan(stored: Sequence[ChainStep], plan: Plan) -> ChainPlan:
     """The chain plan of a plan of `stored_graph`. A backward step frees what it has used, so copies of that out are
     waited for before it, not after.

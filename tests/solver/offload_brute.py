@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from remat_ir import Chain, ChainPlan, ChainStep, Verb
-from remat_solver.offload.method import Stored
 from remat_solver.offload.table import Schedule
-from remat_solver.placement import moved_plan, place
+from remat_solver.placement import moved_plan, place, saved, stored
 
 Steps = tuple[ChainStep, ...]
 
 
 def tensor_plan(chain: Chain, budget_bytes: int, schedule: Schedule) -> ChainPlan:
     """The plan of a schedule that fits the budget tensor by tensor; `InvalidPlan` where a step does not fit."""
-    stored = Stored(chain, schedule)
-    return moved_plan(stored.steps, place(stored.table, budget_bytes, stored.gaps(schedule.moved)).plan)
+    steps, table = stored(chain, (*schedule.forward, *schedule.backward))
+    moved = [gap for gap in saved(table) if steps[gap.value].stage in schedule.moved]
+    return moved_plan(steps, place(table, budget_bytes, moved).plan)
 
 
 def tails(i: int, j: int) -> Iterator[Steps]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -23,7 +23,7 @@ from ..chain.table import Least
 from ..deadline import TimeUp, look, never
 from ..incumbent import Incumbent
 from ..options import Options, whole
-from ..placement import INPUT, Gap, moved_plan, placed, pruned, saved, stored_graph, timetable
+from ..placement import moved_plan, placed, pruned, saved, stored
 from .table import OffloadTable, Schedule, moved_bytes, states
 
 COARSE = 25
@@ -100,19 +100,6 @@ class Priced:
         return limit is None or moved_bytes(self._chain, schedule) <= limit
 
 
-class Stored:
-    """The steps of a schedule, each of which stores a value; what is moved is away between the phases."""
-
-    def __init__(self, chain: Chain, schedule: Schedule) -> None:
-        first = (INPUT,) if chain.input_may_leave else ()
-        self.steps = (*first, *schedule.forward, *schedule.backward)
-        self.table = timetable(stored_graph(chain, self.steps), range(len(self.steps)))
-
-    def gaps(self, moved: Collection[int]) -> list[Gap]:
-        """The gap of each cut that moves: from the last forward step that reads it to the first backward one."""
-        return [gap for gap in saved(self.table) if self.steps[gap.value].stage in moved]
-
-
 def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool] = never) -> ChainPlan:
     """The plan of a schedule, or of one that moves other values and fits the budget and the host's limit.
 
@@ -130,17 +117,18 @@ def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool]
     def size(cut: int) -> int:
         return chain.tape_bytes[cut - 1] if cut in taped else chain.activation_bytes[cut]
 
-    saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
-    staying = sorted(saved.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
-    stored = Stored(chain, schedule)
+    held = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
+    staying = sorted(held.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
+    steps, table = stored(chain, (*schedule.forward, *schedule.backward))
     for more in range(len(staying) + 1):
         if more:
             look(stop)
-        moved = stored.gaps(schedule.moved | frozenset(staying[:more]))
-        found = placed(problem, stored.table, moved)
+        cuts = schedule.moved | frozenset(staying[:more])
+        moved = [gap for gap in saved(table) if steps[gap.value].stage in cuts]
+        found = placed(problem, table, moved)
         if found is not None:
-            better, _ = pruned(problem, stored.table, moved, found, stop)
-            return moved_plan(stored.steps, better.plan)
+            better, _ = pruned(problem, table, moved, found, stop)
+            return moved_plan(steps, better.plan)
     raise InvalidPlan("it does not fit even with everything moved that can be")
 
 

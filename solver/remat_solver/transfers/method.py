@@ -29,7 +29,7 @@ from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..options import Options, flag, whole
-from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, place, saved, stored_graph, timetable
+from ..placement import INPUT, Gap, Placed, Timetable, moved_plan, place, saved, stored
 from ..portfolio import Member
 from ..search.every import MOST_VALUES, try_every_plan
 from .baselines import layer_fractions, save_on_cpu
@@ -62,9 +62,8 @@ class ChainTransferSearch(TransferSearch):
     def table(self, order: Sequence[int]) -> Timetable:
         """What is stored when, of the chain plan with these computations."""
         steps = lowered_plan(self.chain, order).steps
-        first = (INPUT,) if self.chain.input_may_leave else ()
-        self._stored = (*first, *(step for step in steps if step.verb is not Verb.FREE))
-        return timetable(stored_graph(self.chain, self._stored), range(len(self._stored)))
+        self._stored, table = stored(self.chain, (step for step in steps if step.verb is not Verb.FREE))
+        return table
 
     def values_of(self, gap: Gap) -> Collection[int]:
         """The values of the lift that are stored there; none of a gradient, which stays, or of the input."""
