@@ -83,10 +83,4 @@ def _padded(count: int) -> int:
 
 def _exactly(stream: IO[bytes], count: int) -> bytearray | None:
     data = bytearray(count)
-    view, got = memoryview(data), 0
-    while got < count:
-        read = stream.readinto(view[got:])  # type: ignore[attr-defined]
-        if not read:
-            return None
-        got += read
-    return data
+    return data if stream.readinto(data) == count else None  # type: ignore[attr-defined]
