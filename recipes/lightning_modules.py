@@ -96,7 +96,7 @@ def train(training: Training, variant: str) -> None:
         return
     settings |= {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "enable_checkpointing": False}
     checkpoint = None
-    for epochs in (2, 4):
+    for epochs in (3, 6):  # the smaller batch that ends each: a plan, what takes over from it, and that once more
         model = Mixed(training)
         callbacks = [RematCallback(part="model", **training.options())] if training.planned else []
         if not training.planned:

@@ -24,9 +24,9 @@ SEARCH_S = 2.0
 LEAST_STEPS, LEAST_TAKE_OVERS = 40, 2
 HELD_STEPS = 12
 """Of a training, in which most recipes have shown all of their sizes."""
-ROOM_BYTES = 32 * 1024
-"""Differences of a peak below this are none: the first step by a plan is looked at, and bfloat16 kernels on a CPU
-allocate up to 25 KiB when they first meet a shape, which the steps after it do not."""
+ROOM_BYTES = 16 * 1024
+"""Differences of a peak below this are none. What a plan's first step takes beyond it, the second may still disprove:
+bfloat16 kernels on a CPU allocate up to 25 KiB when they first meet a shape."""
 
 
 class Improving:
