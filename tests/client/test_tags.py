@@ -22,10 +22,9 @@ from client.small_models import mean_square, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
-from remat.tags.host import stays
 from remat.tags.passes import GraphTrainerPass, TagPartitioner, TagPass
-from remat.tags.tag import replayed
-from remat_ir import graph_of
+from remat.tags.torchtitan import stays
+from remat_ir import tagged_plan
 
 
 def is_saved(node: fx.Node) -> bool | None:
@@ -374,13 +373,6 @@ def test_a_traced_step_is_tagged_for_torchtitans_trainer(share: str) -> None:
         tags(gm, given)
 
 
-def test_a_replay_holds_values_until_they_are_used_or_made_again() -> None:
-    graph = graph_of([10] * 4, [8] * 4, [[], [0], [1], [0]], fixed_bytes=1)
-    assert replayed(graph, range(4)) == 25
-    assert replayed(graph, (0, 1, 2, 0, 3)) == 17
-    assert replayed(graph, range(4), {0: (1, 3)}) == 17  # on the host while op 2 runs
-
-
 def test_a_graph_that_is_no_whole_step_is_refused() -> None:
     with pytest.raises(remat.CaptureError, match="no results that are gradients"):
         GraphTrainerPass("50%", planner="greedy")(fx.symbolic_trace(nn.Linear(4, 4)))
@@ -397,7 +389,11 @@ def test_what_a_plan_has_on_the_host_is_tagged_for_torchtitans_pass() -> None:
     assert {n.name for n in moved} == found.host
     assert found.host
     assert not found.host & found.again
-    order, known = list(gm.graph.nodes), stays(found.joint.fine)
+    order, known = list(gm.graph.nodes), stays(found.joint.step)
+    again = [i for i, op in enumerate(found.joint.step.ops) if op.nodes and op.nodes[0].name in found.again]
+    runs = tagged_plan(found.joint.graph, again).computes
+    away = {storage: stay for storage, stay in known.items() if stay.node.name in found.host}
+    assert found.peak_bytes == found.joint.peak_of(runs, away) < found.joint.peak_of(runs, {})
     for stay in known.values():
         node = next(n for n in order if n.name == stay.node.name)
         assert not torch_tags.is_known_view(node)

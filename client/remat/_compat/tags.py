@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,55 +88,8 @@ def cache_is_on() -> bool:
     return bool(functorch_config.enable_autograd_cache)
 
 
-_FIRST_GRADIENTS = frozenset(
-    {
-        torch.ops.aten.ones_like.default,
-        torch.ops.aten.full_like.default,
-        torch.ops.aten.ones.default,
-        torch.ops.aten.full.default,
-    }
-)
-_NOT_AGAIN = ("lm_head", "loss")
-"""Modules of which torchtitan's trainer runs nothing again."""
-
-
-def as_joint(module: fx.GraphModule) -> tuple[int, frozenset[str]]:
-    """Make a traced step of loss and gradients a joint graph, in place: the gradient of the loss becomes a tangent.
-
-    Returns how many results are the forward pass's, and the nodes that torchtitan's trainer does not run again.
-
-    Raises:
-        ValueError: it is no such step; the message is a clause.
-    """
-    nodes = list(module.graph.nodes)
-    backward = set(filter(is_backward, nodes))
-    found: Any = module.graph.output_node().args[0]
-    results = found if isinstance(found, (list, tuple)) else ()
-    outputs = next((i for i, n in enumerate(results) if n in backward), len(results))
-    begins = [n for n in nodes if n.target in _FIRST_GRADIENTS and n.users and all(u in backward for u in n.users)]
-    if not backward or not outputs or outputs == len(results) or not begins:
-        raise ValueError("no results that are gradients, begun by a gradient of ones")
-    head = [i for i, n in enumerate(nodes) if _module(n).startswith(_NOT_AGAIN)]
-    last = max(head, default=-1)
-    begin = next(i for i, n in enumerate(nodes) if n in backward)
-    if any(n not in begins for n in _reached(results[:outputs]) & set(nodes[begin:])):
-        raise ValueError("a backward pass in parts, between which the forward pass goes on")
-    early = (source for n in nodes[: last + 1] if n in backward for source in n.all_input_nodes)
-    kept = {nodes[i] for i in head} | _reached(early, _is_view) - backward
-    kept |= {n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())}
-    after = next(n for n in nodes if n.op != "placeholder")
-    for number, node in enumerate(begins):
-        with module.graph.inserting_before(after):
-            tangent = module.graph.placeholder(f"tangents_{number + 1}")
-        tangent.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(tangent)
-        if node is after:
-            after = tangent
-        module.graph.erase_node(node)
-    return outputs, frozenset(n.name for n in kept)
-
-
-def _module(node: fx.Node) -> str:
+def module_of(node: fx.Node) -> str:
+    """The path of the module that a node of a traced step is of, as torchtitan notes it."""
     return str(node.meta.get("custom", {}).get("module_fqn", ""))
 
 
@@ -153,29 +105,13 @@ _VIEWS = frozenset(
 
 def layer_of(node: fx.Node) -> int:
     """The number in the path of a node's module where that is one of `layers`, as torchtitan's passes read it."""
-    parts = _module(node).split(".")
+    parts = module_of(node).split(".")
     return int(parts[1]) if parts[0] == "layers" and len(parts) > 1 and parts[1].isdecimal() else NO_LAYER
 
 
 def is_known_view(node: fx.Node) -> bool:
     """Whether torchtitan's pass for the host takes a node for a view, whose readers it leads to what comes back."""
     return getattr(node.target, "overloadpacket", None) in _VIEWS
-
-
-def _reached(roots: Iterable[Any], through: Callable[[fx.Node], bool] = lambda node: True) -> set[fx.Node]:
-    """Nodes among the roots, and all that those read for which `through` holds, and so on."""
-    found: set[fx.Node] = set()
-    stack = [n for n in roots if isinstance(n, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes if through(node) else ())
-    return found
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.target is operator.getitem or bool(getattr(node.target, "is_view", False))
 
 
 def is_backward(node: fx.Node) -> bool:

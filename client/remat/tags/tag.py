@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from types import MappingProxyType
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -39,27 +37,24 @@ from ..capture.dataflow import (
     stateless,
     updates_as_results,
 )
-from ..capture.group import groups
-from ..capture.operations import Kind, Operations, notes, operations, to_graph
+from ..capture.operations import Kind, Measured, Operations, notes, operations, to_graph
 from ..capture.refused import refuse
 from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
+from ..lowering.peak import kernel_peak
 from ..planning.budget import Budget, bounded, budget_bytes
 from ..planning.links import read_link
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from ..planning.profiles import ProfileTable
 from ..profiling.profile import profile_kernels
-from .host import Stay, away_between, away_in, stays
+from .torchtitan import Stay, as_joint, away_between, run_once, stays, with_copies
 
 log = logging.getLogger("remat")
 
 METHOD = "tags"
 SMALL_BYTES = 4096
 """Random results up to this size are saved: keeping a generator's state for them would take more."""
-NOTHING: Mapping[int, Any] = MappingProxyType({})
-_TRIES = 4
-"""How often a plan is asked for where torch's order of kernels needs more than the order of groups."""
 _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Budgets, as shares of the one asked for, whose greedy plans may fit as torch runs them."""
 _ANY = 2**52
@@ -70,46 +65,37 @@ class Joint:
     """A joint graph as a planning problem.
 
     Attributes:
-        step: its ops, kernels in groups; what torch cannot run again runs once.
-        graph: the same as a problem's graph, without a budget.
+        step: its ops, each kernel one of its own, as torch runs them; what torch cannot run again runs once.
+        graph: the same as a problem's graph.
         values: [values of graph] the storage that each stands for.
-        fine, fine_graph, fine_values: the same with each kernel an op of its own.
+        measured: what each kernel takes.
     """
 
     step: Operations
     graph: Graph
     values: tuple[int, ...]
-    fine: Operations
-    fine_graph: Graph
-    fine_values: tuple[int, ...]
+    measured: Mapping[fx.Node, Measured]
 
-    def kernels_of(self, ops: Collection[int]) -> frozenset[str]:
-        """The names of the nodes of some ops."""
-        return frozenset(
-            n.name for op in ops if self.step.ops[op].kind is Kind.KERNELS for n in self.step.ops[op].nodes
-        )
+    def names_of(self, ops: Iterable[int]) -> frozenset[str]:
+        """The names of the kernels among some ops."""
+        return frozenset(self.step.ops[op].nodes[0].name for op in ops if self.step.ops[op].kind is Kind.KERNELS)
 
-    def peak_of(self, again: Collection[str], away: Mapping[int, Stay] = NOTHING) -> int:
-        """The peak in bytes where these kernels are computed again, kernel by kernel.
-
-        Groups run where their first kernel is planned, and torch runs the kernels of the backward pass as they were
-        traced, so that it may differ from the plan's.
+    def peak_of(self, order: Sequence[int], away: Mapping[int, Stay]) -> int:
+        """The peak in bytes of ops in any order, fixed bytes included.
 
         Args:
             away: the storages that go to the host between the passes.
         """
-        ops = [i for i, op in enumerate(self.fine.ops) if op.kind is Kind.KERNELS and op.nodes[0].name in again]
-        order = tagged_plan(self.fine_graph, ops).computes
-        return replayed(self.fine_graph, order, away_in(away, self.fine, self.fine_graph, self.fine_values, order))
+        plan = with_copies(order, away, self.step, self.values)
+        return self.graph.fixed_bytes + kernel_peak(self.step, plan, self.measured)
 
 
 def joint_of(
     module: fx.GraphModule,
     forward_outputs: int | None,
     table: ProfileTable,
-    functional: Sequence[str] = (),
-    *,
-    whole_step: bool = False,
+    functional: Sequence[str],
+    whole_step: bool,
 ) -> Joint:
     """Analyse a copy of a joint graph and measure its kernels; nodes keep their names.
 
@@ -126,12 +112,8 @@ def joint_of(
     drop_unread_statistics(module)
     module.recompile()
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
-    saved: frozenset[str] = frozenset()
     if whole_step:
-        try:
-            forward_outputs, saved = torch_tags.as_joint(module)
-        except ValueError as error:
-            raise CaptureError(f"a traced step with loss and gradients is needed, and this one has {error}") from None
+        forward_outputs = as_joint(module)
     elif forward_outputs is None:
         forward_outputs = torch_tags.forward_results(module.graph)
     updates = updates_as_results(module.graph)
@@ -139,17 +121,12 @@ def joint_of(
     flow = dataflow(module, forward_outputs + len(updates))
     if updates:
         flow = replace(flow, mutated=updates)
-    once = _run_once_by_torch(flow) | {n for n in flow.kernels if n.name in saved}
-
-    def planned(step: Operations) -> Operations:
-        return replace(step, once=step.once | once)
-
     with _compat.only_real_tensors():
         measured = profile_kernels(flow.kernels, table, functional=functional).kernels
-        step = planned(operations(flow, groups(flow), functional=functional))
-        fine = planned(operations(flow, functional=functional))
-        fixed = resident_bytes(flow)
-        return Joint(step, *to_graph(step, measured, fixed), fine, *to_graph(fine, measured, fixed))
+        step = operations(flow, functional=functional)
+        once = step.once.union(_run_once_by_torch(flow), run_once(flow) if whole_step else ())
+        step = replace(step, once=once)
+        return Joint(step, *to_graph(step, measured, resident_bytes(flow)), measured)
 
 
 def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
@@ -171,76 +148,24 @@ def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
 def peak_of_partition(joint: Joint, backward: fx.GraphModule) -> tuple[int, frozenset[str]]:
     """The peak in bytes of torch's own partition of a joint graph, kernel by kernel, and the kernels computed again.
 
-    The forward graph runs each kernel of the forward pass in its order; the backward graph says the rest.
+    The forward graph runs each kernel of the forward pass in its order; the backward graph says the rest. What is
+    saved and no kernel of the backward pass is known to read is there as well.
     """
-    fine = joint.fine
-    number = {n.name: i for i, op in enumerate(fine.ops) if op.kind is Kind.KERNELS for n in op.nodes}
-    draws = {_call(n.target, n.args): n.name for n in fine.flow.kernels if is_random(n)}
-    order, again = list(range(fine.turn + 1)), set()
-    seen = set(order)
+    step, flow, turn = joint.step, joint.step.flow, joint.step.turn
+    number = {n.name: i for i, op in enumerate(step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
+    draws = {str((n.target, n.args)): n.name for n in flow.kernels if is_random(n)}
+    order = list(range(turn + 1))
     for node in backward.graph.nodes:
-        if node.op != "call_function":
-            continue  # what is saved has the name of its maker
-        call = torch_tags.replayed(node)
-        name = node.name if call is None else draws.get(_call(*call), node.name)
-        op = number.get(name)
-        if op is None:
-            continue
-        if op <= fine.turn:
-            again.add(name)
-        order.append(op)
-        seen.add(op)
-    order += [op for op in range(len(fine.ops)) if op not in seen]
-    peak = replayed(joint.fine_graph, order)
-    return peak + _saved_for_nothing(joint, backward, order), frozenset(again)
-
-
-def _saved_for_nothing(joint: Joint, backward: fx.GraphModule, order: Sequence[int]) -> int:
-    """Bytes that a partition saves although no kernel of the backward pass is known to read them."""
-    flow, graph = joint.fine.flow, joint.fine_graph
-    read = {joint.fine_values[v] for op in order[joint.fine.turn + 1 :] for v in graph.op_inputs[op]}
+        name = draws.get(str(torch_tags.replayed(node)), node.name)
+        if node.op == "call_function" and name in number:  # what is saved has the name of its maker
+            order.append(number[name])
+    again = joint.names_of(op for op in order[turn + 1 :] if op < turn)
+    order += sorted(set(range(len(step.ops))).difference(order))
+    read = {joint.values[v] for op in order[turn + 1 :] for v in joint.graph.op_inputs[op]}
     names = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
     saved = {s for n, storages in flow.storages_of.items() if n.name in names for s in storages}
-    makes = {s for op in joint.fine.ops[: joint.fine.turn] for s in op.makes}
-    return sum(flow.sizes[s] for s in saved & makes - read)
-
-
-def _call(target: object, args: tuple[object, ...]) -> str:
-    return f"{target}{args}"
-
-
-def replayed(graph: Graph, order: Sequence[int], away: Mapping[int, tuple[int, int]] = NOTHING) -> int:
-    """The peak in bytes, fixed bytes included, of ops in any order, each value held from its making to its last use.
-
-    Args:
-        away: value → the last place in the order at which its first instance is there before it goes to the host, and
-            the first at which it is back.
-    """
-    held: dict[int, list[int]] = {}  # value -> the first and the last place in the order at which it is there
-    need, change = [0] * (len(order) + 2), [0] * (len(order) + 2)
-
-    def left(value: int) -> None:
-        first, last = held.pop(value)
-        if first == last and value in graph.optional:
-            return
-        gone, back = away.get(value, (last, last + 1))
-        for begin, end in ((first, min(last, gone)), (back, last)):
-            if begin <= end:
-                change[begin] += graph.value_bytes[value]
-                change[end + 1] -= graph.value_bytes[value]
-
-    for at, op in enumerate(order):
-        need[at] = graph.op_workspace_bytes[op]
-        for value in graph.op_inputs[op]:
-            held[value][1] = at
-        for value in graph.op_values[op]:
-            if value in held:
-                left(value)
-            held[value] = [at, at]
-    for value in list(held):
-        held[value][1] = len(order) if value in graph.keep else held[value][1]
-        left(value)
-    return graph.fixed_bytes + max(a + b for a, b in zip(accumulate(change), need, strict=True))
+    for_nothing = saved.intersection(s for op in step.ops[:turn] for s in op.makes) - read
+    return joint.peak_of(order, {}) + sum(flow.sizes[s] for s in for_nothing), again
 
 
 class TagFields(PlanFields, total=False):
@@ -254,9 +179,8 @@ class Tagged:
     """A joint graph whose nodes have tags, as planned.
 
     Attributes:
-        answer: the plan that torch is to carry out, with its cost, and how far it is from the best; its peak is that of
-            groups of kernels.
-        peak_bytes: of the step as torch runs it, kernel by kernel, fixed bytes included.
+        answer: the plan that torch is to carry out, with its cost, and how far it is from the best.
+        peak_bytes: of the step as torch runs it, with what its trainer moves, fixed bytes included.
         again: the names of the nodes that are computed again.
         joint: what was planned.
         host: the names of the nodes that go to the host between the passes, for a pass that moves them.
@@ -357,16 +281,14 @@ def tagged(
                 "them; torchtitan's graph trainer takes remat.tags.passes.GraphTrainerPass"
             )
         torch_tags.prepare(module)
-    joint = joint_of(module, forward_outputs, planner.profiles, asking.functional_ops, whole_step=whole_step)
+    joint = joint_of(module, forward_outputs, planner.profiles, asking.functional_ops, whole_step)
     size = budget_bytes(budget, joint.graph, asking.slack)
     link = read_link(asking.link, asking.host_bytes)
     if link is None and asking.link is not None:
         raise InvalidData(
             "a traced step runs on no device yet: name the link, such as 'pcie5', or give a Link", "/link"
         )
-    joint = replace(
-        joint, graph=bounded(joint.graph, budget).with_link(link), fine_graph=bounded(joint.fine_graph, budget)
-    )
+    joint = replace(joint, graph=bounded(joint.graph, budget).with_link(link))
     if asking.method == "auto" and link is None:
         asking = replace(asking, method=METHOD)
     found = _planned(joint, budget, size, planner, asking)
@@ -387,26 +309,17 @@ def _planned(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanne
         BudgetTooSmall, NothingFound: there is none.
     """
     answer = plan_or_raise(planner.plan(Problem(joint.graph, size), asking), joint.graph, budget)
-    less, least = 0, _ANY
-    fitting: list[Tagged] = []
-    for _ in range(_TRIES):
-        if not isinstance(answer.plan, Plan):
-            break
-        first = _as_torch_runs_it(joint, size, answer, answer.plan)
-        if first is not None and first.peak_bytes <= size:
-            return first
-        others = (plan for share in _SHARES for plan in greedy_plans(joint.graph, int(share * (size - less))))
-        found = [each for plan in others if (each := _as_torch_runs_it(joint, size, answer, plan)) is not None]
-        fitting += [each for each in found if each.peak_bytes <= size]
-        peaks = [each.peak_bytes for each in ([first] if first is not None else found)]
-        if not peaks or min(peaks) <= size:
-            break
-        least = min(least, *peaks)
-        less += min(peaks) - size
-        answer = planner.plan(Problem(joint.graph, size - less), asking)
+    assert isinstance(answer.plan, Plan)
+    first = _as_torch_runs_it(joint, size, answer, answer.plan)
+    if first is not None and first.peak_bytes <= size:
+        return first
+    others = (plan for share in _SHARES for plan in greedy_plans(joint.graph, int(share * size)))
+    found = [each for plan in others if (each := _as_torch_runs_it(joint, size, answer, plan)) is not None]
+    fitting = [each for each in found if each.peak_bytes <= size]
     if fitting:
         return min(fitting, key=lambda each: each.answer.cost_ns or 0)
-    enough = "" if least == _ANY else f"; {readable(least, up=True)} is enough"
+    peaks = [each.peak_bytes for each in (first, *found) if each is not None]
+    enough = f"; {readable(min(peaks), up=True)} is enough" if peaks else ""
     raise NothingFound(
         f"no plan was found that torch carries out within {readable(size)}{enough}; a plan of "
         "remat.backend(budget=…) may fit",
@@ -425,8 +338,8 @@ def _as_torch_runs_it(joint: Joint, size: int, answer: Answer, plan: Plan) -> Ta
         cost, peak = verify(Problem(graph, _ANY), ours)
     except InvalidPlan:
         return None
-    again = joint.kernels_of(ops)
-    away = _moved(joint, size, plan, again) if graph.link is not None and plan is answer.plan else {}
+    again, order = joint.names_of(ops), ours.computes
+    away = _moved(joint, size, plan, again, order) if graph.link is not None and plan is answer.plan else {}
     if plan is not answer.plan or (ours != plan and not away):
         within = Problem(graph, max(answer.budget_bytes, peak))
         bound = None if answer.restricted_to or peak > answer.budget_bytes else answer.bound_ns
@@ -434,25 +347,23 @@ def _as_torch_runs_it(joint: Joint, size: int, answer: Answer, plan: Plan) -> Ta
         more = f"{100 * (cost / answer.cost_ns - 1):+.3g} % against that plan itself" if answer.cost_ns else "no cost"
         answer = replace(found, message=f"{answer.method}'s choice of what is saved, as torch runs it: {more}.")
     names = frozenset(stay.node.name for stay in away.values())
-    return Tagged(answer, joint.peak_of(again, away), again, joint, names)
+    return Tagged(answer, joint.peak_of(order, away), again, joint, names)
 
 
-def _moved(joint: Joint, size: int, plan: Plan, again: Collection[str]) -> dict[int, Stay]:
+def _moved(joint: Joint, size: int, plan: Plan, again: Collection[str], order: Sequence[int]) -> dict[int, Stay]:
     """The storages that go to the host: those of a plan, and where the trainer's copies need more than a size, others
     that stay there for long, as far as the host has space.
     """
-    graph = joint.graph
-    can = {storage: stay for storage, stay in stays(joint.fine).items() if maker(stay.node).name not in again}
+    graph, sizes = joint.graph, joint.step.sizes
+    can = {storage: stay for storage, stay in stays(joint.step).items() if maker(stay.node).name not in again}
     planned = {joint.values[value] for value in away_between(graph, plan)}
     away = {storage: can[storage] for storage in sorted(planned & can.keys())}
-    left = _ANY if graph.link is None or graph.link.host_bytes is None else graph.link.host_bytes
-    left -= sum(joint.step.sizes[storage] for storage in away)
+    most = _ANY if graph.link is None or graph.link.host_bytes is None else graph.link.host_bytes
     for storage in sorted(can.keys() - away.keys(), key=lambda storage: can[storage].leaves - can[storage].returns):
-        if joint.peak_of(again, away) <= size:
+        if joint.peak_of(order, away) <= size:
             break
-        if joint.step.sizes[storage] <= left:
+        if sum(sizes[other] for other in (storage, *away)) <= most:
             away[storage] = can[storage]
-            left -= joint.step.sizes[storage]
     return away
 
 
