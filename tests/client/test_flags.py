@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remat.planning.checkpoints import STACKS, best_flags, blocks_of, checkpointed_plan, every_setting
+from remat.planning.checkpoints import STACKS, best_flags, checkpointed_plan, every_setting, numbered_blocks
 from remat_ir import Graph, InvalidData, Problem, graph_of, plain_peak, plain_plan, verify
 
 
@@ -26,7 +26,7 @@ def _network(blocks: int) -> Graph:
 
 
 def test_blocks_are_found_by_the_numbers_in_their_paths() -> None:
-    assert blocks_of(_network(3)) == [[0, 1], [2, 3], [4, 5]]
+    assert numbered_blocks(_network(3)) == {"layers.0": [0, 1], "layers.1": [2, 3], "layers.2": [4, 5]}
 
 
 def test_a_checkpointed_block_runs_again_at_once_up_to_what_is_needed() -> None:

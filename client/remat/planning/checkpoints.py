@@ -136,55 +136,47 @@ def every_setting(graph: Graph, stack: str) -> list[Setting]:
         raise InvalidData(f"--for takes {', '.join(sorted(STACKS))}, not {stack!r}")
     if graph.backward_from is None:
         raise InvalidData("the graph marks no backward pass")
-    found = []
-    for flags, chunks, *saved in STACKS[stack](graph, blocks_of(graph)):
-        plan = checkpointed_plan(graph, chunks, *saved)
-        try:
-            verdict = verify(Problem(graph, _ANY), plan)
-        except InvalidPlan:  # something in a module must not run again
-            continue
-        found.append(Setting(flags, plan, verdict.cost_ns, verdict.peak_bytes))
-    return found
+    ways = STACKS[stack](graph, list(numbered_blocks(graph).values()))
+    found = [evaluated(graph, flags, chunks, *saved) for flags, chunks, *saved in ways]
+    return [setting for setting in found if setting.peak_bytes < _ANY]
 
 
-def blocks_of(graph: Graph) -> list[list[int]]:
-    """The forward ops of each of the repeated blocks that hold the most time.
-
-    Raises:
-        InvalidData: as `numbered_blocks`.
-    """
-    return list(numbered_blocks(graph).values())
+def evaluated(graph: Graph, flags: str, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Setting:
+    """What checkpoints of chunks come to; its cost and peak are beyond any budget where an op must not run again."""
+    plan = checkpointed_plan(graph, chunks, saved)
+    try:
+        return Setting(flags, plan, *verify(Problem(graph, _ANY), plan))
+    except InvalidPlan:
+        return Setting(flags, plan, _ANY, _ANY)
 
 
 def numbered_blocks(graph: Graph) -> dict[str, list[int]]:
-    """The same by the paths of their modules, which end in numbers.
+    """The forward ops of each of the repeated blocks that hold the most time, by the paths of these, in order.
 
     Raises:
         InvalidData: the graph has no names, or no module path with a number.
     """
     series = _series(graph)
-
-    def time(prefix: str) -> int:
-        return sum(graph.op_cost_ns[op] for ops in series[prefix].values() for op in ops)
-
-    most = max(sorted(series), key=time)
-    dot = "." if most else ""
-    return {f"{most}{dot}{number}": series[most][number] for number in sorted(series[most])}
+    time = {
+        prefix: sum(graph.op_cost_ns[op] for ops in found.values() for op in ops) for prefix, found in series.items()
+    }
+    most = series[max(sorted(series), key=lambda prefix: time[prefix])]
+    return {path: most[path] for path in sorted(most, key=lambda path: int(path.rpartition(".")[2]))}
 
 
 def _every_block(graph: Graph) -> Chunks:
     return [ops for numbered in _series(graph).values() for ops in numbered.values()]
 
 
-def _series(graph: Graph) -> dict[str, dict[int, list[int]]]:
-    """By the path of a list of modules, and the number of each in it, its forward ops."""
+def _series(graph: Graph) -> dict[str, dict[str, list[int]]]:
+    """By the path of a list of modules, and the path of each in it, its forward ops."""
     if graph.op_names is None:
         raise InvalidData("the graph has no names of modules, for flags and checkpoints: capture it by remat capture")
-    series: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    series: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for op in range(graph.backward_from or 0):
         place = _BLOCK.match(graph.op_names[op])
         if place is not None:
-            series[place[1]][int(place[2])].append(op)
+            series[place[1]][place[0]].append(op)
     if not series:
         raise InvalidData("the model has no numbered blocks, such as layers.0 and layers.1, for flags to name")
     return series
@@ -197,17 +189,13 @@ def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = froz
 
 def _checkpointed(graph: Graph, chunks: Chunks, saved: frozenset[int]) -> list[int]:
     """The ops as they run: of a chunk, all that is not saved once more when the backward pass first needs any of it."""
-    boundary = graph.backward_from or 0
-    keep = frozenset(graph.keep)
+    boundary, keep = graph.backward_from or 0, frozenset(graph.keep)
     again: dict[int, list[int]] = {}  # op → what runs again with it
     for chunk in chunks:
-        inside = frozenset(chunk)
-
-        def given(value: int, inside: frozenset[int] = inside) -> bool:
-            return value in keep or any(user < boundary and user not in inside for user in graph.users[value])
-
-        own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
-        own = [op for op in own if op not in saved]
+        outside = frozenset(range(boundary)).difference(chunk)
+        own = [op for op in chunk if graph.last_stage[op] != op and op not in saved]
+        given = {v for op in own for v in graph.op_values[op] if v in keep or outside.intersection(graph.users[v])}
+        own = [op for op in own if not given.intersection(graph.op_values[op])]
         needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
         runs = [op for op in own if op <= max(needed, default=-1)]
         again |= dict.fromkeys(runs, runs)

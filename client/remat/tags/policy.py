@@ -7,29 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import fx, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from remat_ir import (
-    Answer,
-    Graph,
-    InvalidData,
-    InvalidPlan,
-    Plan,
-    Problem,
-    plain_peak,
-    plain_plan,
-    readable,
-    tags_of,
-    verify,
-)
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, plain_peak, plain_plan, readable, tags_of, verify
 
 from .._compat import OpOverload, module_path, storage_key, written_arguments
 from ..capture.call import check_module, example_call
@@ -38,7 +26,7 @@ from ..capture.operations import check_functional, operations, to_graph
 from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
 from ..planning.budget import Budget, Fraction, UnitBytes, bounded, budget_bytes, bytes_of, read_budget
-from ..planning.checkpoints import checkpointed_plan, numbered_blocks
+from ..planning.checkpoints import Setting, evaluated, numbered_blocks
 from ..planning.options import SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise
 from ..profiling.measure import forward_backward, peak_memory
@@ -70,7 +58,7 @@ class CheckpointContexts:
 
     def __call__(self) -> tuple[Any, Any]:
         """The contexts of one call: of its forward pass, and of its recomputation."""
-        calls: Counter[Any] = Counter()
+        calls = {operator: iter(rows) for operator, rows in self.saved.items()}
         kept: set[int] = set()
         told: list[str] = []
 
@@ -81,12 +69,8 @@ class CheckpointContexts:
                         f"{operator} writes in place to a value that the checkpoint saves: write the module without "
                         "in-place operators, such as inplace=False"
                     )
-            rows, place = self.saved.get(operator, ()), calls[operator]
-            calls[operator] += 1
-            if place >= len(rows):
-                return AGAIN
-            save, sizes = rows[place]
-            if sizes != sizes_of(context.op_output):
+            save, sizes = next(calls.get(operator, iter(())), (False, None))
+            if sizes is not None and sizes != sizes_of(context.op_output):
                 if not told:
                     told.append(str(operator))
                     log.warning(
@@ -158,7 +142,12 @@ def checkpoint_contexts(
     answer = plan_or_raise(asked.plan(problem, asking), step.graph)
     assert isinstance(answer.plan, Plan)
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    return _contexts(step, answer, answer.plan)
+    flow, values = step.operations.flow, resident_at_boundary(step.graph, answer.plan)
+    resident = {step.values[value] for value in values}
+    forward = frozenset(flow.kernels[: flow.forward_kernels])
+    saved = frozenset(n for n in flow.kernels if resident & set(flow.makes[n]) and not is_random(n))
+    again_ns = sum(step.profiled.kernels[n].cost_ns for n in forward - saved if isinstance(n.target, OpOverload))
+    return _contexts(step, answer, "", saved, _bytes(step, values), again_ns)
 
 
 def _held_problem(step: TrainingStep, share: Budget) -> Problem:
@@ -171,23 +160,17 @@ def _held_problem(step: TrainingStep, share: Budget) -> Problem:
     return Problem(bounded(graph, UnitBytes(peak, min(most, peak))), graph.fixed_bytes + peak)
 
 
-def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointContexts:
-    flow = step.operations.flow
-    values = resident_at_boundary(step.graph, plan)
-    resident = {step.values[value] for value in values}
-    calls = [node for node in flow.joint.graph.nodes if isinstance(node.target, OpOverload)]
-    saved = frozenset(n for n in calls if resident & set(flow.makes.get(n, ())) and not is_random(n))
-    again = frozenset(flow.kernels[: flow.forward_kernels]) & set(calls) - saved
-    again_ns, total = sum(step.profiled.kernels[node].cost_ns for node in again), step.graph.total_cost_ns
-    return CheckpointContexts(answer, _rows(calls, saved), _bytes(step, values), again_ns / total if total else 0.0)
-
-
-def _rows(calls: Iterable[fx.Node], saved: Set[fx.Node]) -> dict[Any, tuple[tuple[bool, tuple[torch.Size, ...]], ...]]:
-    """For each operator, in the order of its calls, whether its result is saved, and its sizes."""
+def _contexts(
+    step: TrainingStep, answer: Answer, path: str, saved: Set[fx.Node], held_bytes: int, again_ns: int
+) -> CheckpointContexts:
+    """Contexts of the module at a path, by the nodes that it saves."""
     rows: dict[Any, list[tuple[bool, tuple[torch.Size, ...]]]] = defaultdict(list)
-    for node in calls:
-        rows[node.target].append((node in saved, sizes_of(node.meta.get("val"))))
-    return {target: tuple(found) for target, found in rows.items()}
+    for node in step.operations.flow.joint.graph.nodes:
+        if isinstance(node.target, OpOverload) and _inside(module_path(node), path):
+            rows[node.target].append((node in saved, sizes_of(node.meta.get("val"))))
+    total = step.graph.total_cost_ns
+    each = {operator: tuple(found) for operator, found in rows.items()}
+    return CheckpointContexts(answer, each, held_bytes, again_ns / total if total else 0.0)
 
 
 def sizes_of(value: Any) -> tuple[torch.Size, ...]:
@@ -276,9 +259,9 @@ def checkpoint_policy(
     Example:
         >>> import torch
         >>> layers = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4)]
-        >>> model = nn.Sequential(*layers)
+        >>> model = nn.Sequential(*layers, nn.Flatten(0), nn.Linear(256 * 16, 1))  # the last result is the loss
         >>> policy = checkpoint_policy(model, torch.ones(256, 16), budget="80%", planner="greedy")
-        >>> model(torch.ones(256, 16)).sum().backward()
+        >>> model(torch.ones(256, 16)).backward()
         >>> policy.remove()
 
     Raises:
@@ -293,16 +276,14 @@ def checkpoint_policy(
     args, kwargs = example_call(example_args, example_kwargs)
     step = training_step(model, args, kwargs, table=asked.profiles, functional=asking.functional_ops)
     space = _Space(step, model, blocks, asking.functional_ops)
-    size = budget_bytes(budget, step.graph, asking.slack)
-    answers = []
-    for share in _SHARES:
-        answer = asked.plan(Problem(step.graph, int(share * size)), replace(asking, method=METHOD))
-        answers.append(answer)
-        if isinstance(answer.plan, Plan):
-            space.learn(answer.plan)
+    size = budget_bytes(budget, space.graph, asking.slack)
+    asking = replace(asking, method=METHOD)
+    answers = [asked.plan(Problem(space.graph, int(share * size)), asking) for share in _SHARES]
+    for plan in (answer.plan for answer in answers if isinstance(answer.plan, Plan)):
+        space.learn(plan)
     run, less = forward_backward(model, args, kwargs), 0
     for _ in range(_TRIES):
-        made = _installed(model, space, size - less, answers[0])
+        made = space.installed(model, size - less, answers[0])
         with undisturbed(model):
             measured = made.fixed_bytes + peak_memory(run, device_of(step.operations.flow)).peak_bytes
         made = replace(made, measured_bytes=measured)
@@ -314,30 +295,8 @@ def checkpoint_policy(
     raise NothingFound(f"the checkpoints need {readable(measured, up=True)} in a real step", answers[0])
 
 
-def _installed(model: nn.Module, space: _Space, size: int, answer: Answer) -> BlockPolicy:
-    """The cheapest choice within a size, in the model's blocks.
-
-    Raises:
-        NothingFound: there is none.
-    """
-    found = space.best(size)
-    if found is None:
-        least = min(peak for _, peak in map(space.evaluate, space.starts()))
-        raise NothingFound(
-            f"no checkpoints of {len(space.blocks)} blocks fit {readable(size)}; {readable(least, up=True)} is enough",
-            answer,
-        )
-    contexts = space.contexts(found, answer)
-    for path, each in contexts.items():
-        block = model.get_submodule(path)
-        more: dict[str, Any] = {} if each is None else {"context_fn": each}
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)
-    fixed = space.graph.fixed_bytes
-    return BlockPolicy(model, contexts, space.plan(found), *space.evaluate(found), fixed, fixed, answer)
-
-
 Choice = tuple[frozenset[int], ...]
-"""For each block, its ops that are saved, by their places in it."""
+"""For each block, its ops that are saved; one of which all are saved is not checkpointed."""
 
 
 class _Space:
@@ -346,96 +305,82 @@ class _Space:
     def __init__(
         self, step: TrainingStep, model: nn.Module, blocks: Iterable[nn.Module] | None, functional: Sequence[str]
     ) -> None:
-        self._step, flow = step, step.operations.flow
-        self._fine = operations(flow, functional=functional)
+        self._step, self._fine = step, operations(step.operations.flow, functional=functional)
         self.graph, _ = to_graph(self._fine, step.profiled.kernels, step.graph.fixed_bytes)
         known = numbered_blocks(self.graph) if blocks is None else _given(self.graph, model, blocks)
-        self._drawn = frozenset(i for i, op in enumerate(self._fine.ops) if op.nodes and is_random(op.nodes[0]))
-        again = self.graph.once
-        self.blocks = {
-            path: ops for path, ops in known.items() if not any(op in again and op not in self._drawn for op in ops)
-        }
+        drawn = {i for i, op in enumerate(self._fine.ops) if op.nodes and is_random(op.nodes[0])}
+        once = set(self.graph.once) - drawn
+        self.blocks = {path: ops for path, ops in known.items() if not once.intersection(ops)}
         if not self.blocks:
             raise InvalidData("every block updates buffers, such as those of batch normalization, or is empty")
-        self._choices: list[set[frozenset[int]]] = [{frozenset(), self._all(ops)} for ops in self.blocks.values()]
-
-    def _all(self, ops: Sequence[int]) -> frozenset[int]:
-        return frozenset(i for i, op in enumerate(ops) if op not in self._drawn)
+        self._whole = [frozenset(ops) - drawn for ops in self.blocks.values()]
+        self._choices = [{frozenset(), whole} for whole in self._whole]
 
     def learn(self, plan: Plan) -> None:
         """Enter what a plan saves of each block as a choice for every block of that form."""
-        tagged = tags_of(self._step.graph, plan)
-        nodes = {n for op in tagged for n in self._step.operations.ops[op].nodes}
+        again = tags_of(self.graph, plan)
         forms: dict[tuple[str, ...], set[frozenset[int]]] = defaultdict(set)
         for ops in self.blocks.values():
-            kept = frozenset(i for i in self._all(ops) if self._fine.ops[ops[i]].nodes[0] not in nodes)
-            forms[self._form(ops)].add(kept)
-        for choices, ops in zip(self._choices, self.blocks.values(), strict=True):
-            choices |= forms[self._form(ops)]
+            forms[self._form(ops)].add(frozenset(place for place, op in enumerate(ops) if op not in again))
+        for ops, whole, choices in zip(self.blocks.values(), self._whole, self._choices, strict=True):
+            choices |= {whole.intersection(ops[place] for place in places) for places in forms[self._form(ops)]}
 
     def _form(self, ops: Sequence[int]) -> tuple[str, ...]:
-        return tuple(str(self._fine.ops[op].nodes[0].target) for op in ops if self._fine.ops[op].nodes)
+        return tuple(str(n.target) for op in ops for n in self._fine.ops[op].nodes)
 
-    def plan(self, choice: Choice) -> Plan:
-        """The step as checkpoints run it."""
-        whole = [self._all(ops) for ops in self.blocks.values()]
-        chunks = [ops for ops, kept, most in zip(self.blocks.values(), choice, whole, strict=True) if kept != most]
-        saved = [ops[i] for ops, kept in zip(self.blocks.values(), choice, strict=True) for i in kept]
-        return checkpointed_plan(self.graph, chunks, frozenset(saved))
+    def evaluate(self, choice: Choice) -> Setting:
+        """What the step comes to as checkpoints run it."""
+        parts = zip(self.blocks.values(), choice, self._whole, strict=True)
+        chunks = [ops for ops, saved, whole in parts if saved != whole]
+        return evaluated(self.graph, "", chunks, frozenset().union(*choice))
 
-    def evaluate(self, choice: Choice) -> tuple[int, int]:
-        """The cost in ns and the peak in bytes; both beyond any budget where an op must not run again."""
-        try:
-            return verify(Problem(self.graph, 2**52), self.plan(choice))
-        except InvalidPlan:
-            return 2**52, 2**52
+    def best(self, size: int, answer: Answer) -> tuple[Setting, Choice]:
+        """The cheapest choice found within a size: of all or nothing saved, and from there while a block gains.
 
-    def starts(self) -> Iterator[Choice]:
-        """Nothing saved in the first so many blocks, all of it in the others."""
-        whole = [self._all(ops) for ops in self.blocks.values()]
-        for count in range(len(whole) + 1):
-            yield tuple(frozenset() if i < count else kept for i, kept in enumerate(whole))
-
-    def best(self, size: int) -> Choice | None:
-        """The cheapest choice found within a size: from the best start, block by block, until no block gains."""
-        end = time.monotonic() + _SEARCH_S
-        fitting = [(cost, start) for start in self.starts() for cost, peak in [self.evaluate(start)] if peak <= size]
+        Raises:
+            NothingFound: there is none.
+        """
+        end, count = time.monotonic() + _SEARCH_S, len(self.blocks)
+        starts: list[Choice] = [(*[frozenset[int]()] * i, *self._whole[i:]) for i in range(count + 1)]
+        known = [(self.evaluate(start), start) for start in starts]
+        fitting = [pair for pair in known if pair[0].peak_bytes <= size]
         if not fitting:
-            return None
-        cost, best = min(fitting, key=lambda pair: pair[0])
+            least = readable(min(found.peak_bytes for found, _ in known), up=True)
+            raise NothingFound(f"no checkpoints of {count} blocks fit {readable(size)}; {least} is enough", answer)
+        cheapest, best = min(fitting, key=lambda pair: pair[0].cost_ns)
         gains = True
         while gains and time.monotonic() < end:
             gains = False
             for i, choices in enumerate(self._choices):
-                for kept in sorted(choices, key=sorted):
-                    other = (*best[:i], kept, *best[i + 1 :])
-                    found, peak = self.evaluate(other)
-                    if peak <= size and found < cost:
-                        cost, best, gains = found, other, True
-        return best
+                for saved in sorted(choices, key=sorted):
+                    other = (*best[:i], saved, *best[i + 1 :])
+                    found = self.evaluate(other)
+                    if found.peak_bytes <= size and found.cost_ns < cheapest.cost_ns:
+                        cheapest, best, gains = found, other, True
+        return cheapest, best
 
-    def contexts(self, choice: Choice, answer: Answer) -> dict[str, CheckpointContexts | None]:
-        """By the path of each block that is checkpointed, its contexts, or None where nothing is saved inside."""
-        found: dict[str, CheckpointContexts | None] = {}
-        for (path, ops), kept in zip(self.blocks.items(), choice, strict=True):
-            if kept == self._all(ops):
-                continue
-            nodes = frozenset(n for i in kept for n in self._fine.ops[ops[i]].nodes)
-            within = [
-                node
-                for node in self._step.operations.flow.joint.graph.nodes
-                if isinstance(node.target, OpOverload) and _inside(module_path(node), path)
-            ]
-            again = sum(self.graph.op_cost_ns[op] for i, op in enumerate(ops) if i not in kept)
-            held = sum(self.graph.value_bytes[v] for i in kept for v in self.graph.op_values[ops[i]])
-            total = self.graph.total_cost_ns
-            share = again / total if total else 0.0
-            found[path] = CheckpointContexts(answer, _rows(within, nodes), held, share) if kept else None
-        return found
+    def installed(self, model: nn.Module, size: int, answer: Answer) -> BlockPolicy:
+        """The cheapest choice within a size, in the model's blocks.
+
+        Raises:
+            NothingFound: there is none.
+        """
+        (found, choice), graph = self.best(size, answer), self.graph
+        contexts: dict[str, CheckpointContexts | None] = {}
+        for (path, ops), saved, whole in zip(self.blocks.items(), choice, self._whole, strict=True):
+            if saved != whole:
+                nodes = frozenset(n for op in saved for n in self._fine.ops[op].nodes)
+                held = sum(graph.value_bytes[v] for op in saved for v in graph.op_values[op])
+                again_ns = sum(graph.op_cost_ns[op] for op in ops if op not in saved)
+                contexts[path] = _contexts(self._step, answer, path, nodes, held, again_ns) if saved else None
+                block, given = model.get_submodule(path), contexts[path] or noop_context_fn
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=given)
+        fixed, run = graph.fixed_bytes, (found.plan, found.cost_ns, found.peak_bytes)
+        return BlockPolicy(model, contexts, *run, fixed, fixed, answer)
 
 
 def _inside(place: str, path: str) -> bool:
-    return place == path or place.startswith(path + ".")
+    return not path or place == path or place.startswith(path + ".")
 
 
 def _given(graph: Graph, model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, list[int]]:
