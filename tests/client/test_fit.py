@@ -93,6 +93,20 @@ def test_a_larger_batch_is_grouped_as_the_first_one() -> None:
     assert not found.unknown
 
 
+def other_at_one(batch: int = 1) -> tuple[nn.Module, torch.Tensor]:
+    """A step whose batch of one has other kernels, and whose batches of two and four have other ops by themselves."""
+    return (Merging() if batch > 1 else nn.Sequential(Merging(), nn.Tanh())), torch.zeros(batch * 2000, 96)
+
+
+@pytest.mark.thorough
+def test_a_batch_of_one_with_other_kernels_hides_no_larger_one() -> None:
+    assert target_step(other_at_one, "h100", batch=2).graph.ops != target_step(other_at_one, "h100", batch=4).graph.ops
+    found = predict(other_at_one, "rtx4090", planner="greedy", time_limit_s=2.0)
+    assert found.largest_plain is not None
+    assert found.largest_plain > 50
+    assert not found.unknown
+
+
 def branching(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
     """A step that is another program at another batch."""
     return (Net() if batch < 8 else nn.Sequential(Net(), nn.Tanh())), torch.ones(batch, 32)

@@ -307,8 +307,15 @@ def _fit(asked: Asked, release: bool, parts: Parts) -> Fit:
     largest_planned: Batch | None = None
     if asked.batch_is_free:
         asked.phase(f"looking for the largest batch; {known}")
+        last = first
+
+        def like_the_last(size: int) -> Graph:
+            nonlocal last  # the first may have a batch of one, whose kernels are others
+            last = at(size, last)
+            return last.graph
+
         search = GraphBatches(
-            lambda size: at(size, first).graph,
+            like_the_last,
             None if asked.known_batch is None else (asked.known_batch, graph),
             memory,
             asked.max_overhead,

@@ -430,12 +430,13 @@ class PipelineBatches:
         known = asked.known_batch
         stages = {number: stage for rank in first.ranks for number, stage in rank.stages.items()}
         self._given = None if known is None else (known, stages)
-        self._like = stages
+        self._like: Mapping[int, Stage] = stages  # the last ones: a batch of one may have other kernels
 
     @cached_property
     def _stages(self) -> Family[Mapping[int, Stage]]:
         def capture(size: int) -> Mapping[int, Stage]:
-            return captured_stages(self._asked, self._actions, size, self._like)
+            self._like = captured_stages(self._asked, self._actions, size, self._like)
+            return self._like
 
         return Family(capture, stages_between, self._given)
 

@@ -164,8 +164,11 @@ def unsized(kernels: Iterable[fx.Node]) -> str:
     for node in kernels:
         name = _compat.operator_name(node.target) if isinstance(node.target, _compat.OpOverload) else ""
         kind = class_of(node.target)
-        attention = kind == "attention" and "flash" not in name
-        if attention or kind in ("convolution", "other") or any(word in name for word in _UNSIZED):
+        if kind == "attention" and "flash" not in name:
+            found.add("attention that is not flash's")
+        elif kind == "convolution":
+            found.add("convolutions")
+        elif kind == "other" or any(word in name for word in _UNSIZED):
             found.add(name or str(getattr(node.target, "__name__", node.target)))
     return f"workspaces of {', '.join(sorted(found))} are not known and count as 0" if found else ""
 
