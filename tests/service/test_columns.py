@@ -157,5 +157,5 @@ def test_refusals(text: bytes, message: str) -> None:
 
 
 def test_columns_have_a_most() -> None:
-    with pytest.raises(InvalidData, match="the arrays of integers take more than 10 bytes"):
+    with pytest.raises(InvalidData, match="the arrays of integers take more than 10 B"):
         separate(b"[1,2,3,4]", 10, 10)

@@ -27,9 +27,11 @@ from remat_ir import (
     RematError,
     Status,
     Subject,
+    duration,
     graph_digest,
     plain_peak,
     read_plan,
+    readable,
     within_space,
 )
 from remat_ir.proof import prove, read_proof
@@ -234,7 +236,7 @@ class Audit:
             method_named(row.method).read_options(row.options)
         except InvalidData as error:
             # an older solver had this method or option, which makes nothing wrong that it left
-            typer.echo(f"not solved again: graph {row.graph_key} within {row.budget_bytes} bytes: {error}")
+            typer.echo(f"not solved again: graph {row.graph_key} within {readable(row.budget_bytes)}: {error}")
             return
         self.found["solved again"] += 1
         seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
@@ -254,10 +256,12 @@ class Audit:
         if row.cost_ns is None or (answer.cost_ns is not None and answer.cost_ns <= row.cost_ns):
             return
         self.found["worse"] += 1
-        now = "no plan" if answer.cost_ns is None else f"{answer.cost_ns} ns, {answer.cost_ns / row.cost_ns - 1:+.3%}"
+        now = "no plan"
+        if answer.cost_ns is not None:
+            now = f"{duration(answer.cost_ns)}, {answer.cost_ns / row.cost_ns - 1:+.3%}"
         typer.echo(
-            f"worse: graph {row.graph_key} within {row.budget_bytes} bytes by {row.method}: stored {row.cost_ns} ns "
-            f"after {row.spent_s:.1f} s, now {now} after {answer.seconds:.1f} s"
+            f"worse: graph {row.graph_key} within {readable(row.budget_bytes)} by {row.method}: stored "
+            f"{duration(row.cost_ns)} after {row.spent_s:.1f} s, now {now} after {answer.seconds:.1f} s"
         )
 
     def _wrong(self, claim: str, instance: dict[str, Any] | None = None, count: int = 1) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, readable
 from remat_ir.read import LARGEST_INTEGER, Rows, parse, refused_constant
 
 Column: TypeAlias = "packed[int] | range"
@@ -95,7 +95,7 @@ def separate(text: bytes | bytearray, longest: int, most_bytes: int) -> Separate
         column, end = _column(text, start, match.end(), longest)
         taken += _size(column)
         if taken > most_bytes:
-            raise InvalidData(f"the arrays of integers take more than {most_bytes} bytes")
+            raise InvalidData(f"the arrays of integers take more than {readable(most_bytes)}")
         columns.append(column)
         pieces += (bytes(memoryview(text)[done:start]), _STAND_IN.encode())
         done = end

@@ -57,7 +57,7 @@
       step = run.measured_ns === null ? null : against(run.measured_ns, run.predicted_ns, time);
     return el("section", { "aria-label": "As measured" }, el("h2", {}, "As measured in training"),
       el("p", { class: "soft" }, "Reported by the job ", Remat.words.ago(run.created_at),
-        run.device ? `, on ${run.device}` : "", ". Memory is above what is there throughout."),
+        run.device ? `, on ${run.device}` : "", ". The peak is above what is there throughout."),
       el("dl", { class: "facts" }, card("Peak of a step", peak, more),
         plain && fixed !== null ? saved(fixed + run.measured_bytes, plain) : null,
         step ? card("Time of a step", step[0], step[1]) : null));
