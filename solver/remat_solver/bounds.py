@@ -200,7 +200,8 @@ def prove_by_pairs(incumbent: Incumbent) -> None:
         incumbent.prove_infeasible(
             f"No plan fits: to hold two of the values that {who} reads takes {readable(least.least_bytes)} on the way; "
             f"the budget is {readable(problem.budget_bytes)}.",
-            proof=proof,
+            least.least_bytes,
+            proof,
         )
 
 

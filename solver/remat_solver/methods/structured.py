@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain, Join, Plan, Problem, overhead_of, readable
+from remat_ir import Chain, Join, Plan, overhead_of
 
-from ..bounds import pair_proof
 from ..chain.network import LinearNetwork
 from ..chain.persistent import slots_for
-from ..chain.reach import reach
 from ..chain.rotor import RotorOptions, rotor
 from ..deadline import Deadline
 from ..incumbent import Incumbent
@@ -32,8 +30,7 @@ MOST_WORK = 6e9
 
 def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
     """Solve a chain or a join: a join by its program, which is optimal; a chain by the persistent program first, then
-    by `general` from that incumbent, in the time left. Where no persistent schedule fits, it is first seen whether any
-    schedule does.
+    by `general` from that incumbent, in the time left.
     """
     if isinstance(incumbent.problem.subject, Join):
         join(incumbent)
@@ -41,26 +38,8 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     _offer_persistent(incumbent, affordable_slots(chain.stages))
-    if incumbent.plan is None and not incumbent.stopped():
-        _look_beyond(incumbent, chain)
     if not incumbent.stopped():
         general(incumbent)
-
-
-def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
-    """Offer a schedule that is not persistent, or prove that none fits; with a link to the host others may."""
-    found = reach(chain, incumbent.problem.budget_bytes, incumbent.stopped)
-    if found.plan is not None:
-        incumbent.offer(found.plan, "beyond-persistence")
-    elif found.proved and chain.link_bytes_per_s is None:
-        least = incumbent.least_budget_bytes
-        proof = pair_proof(Problem(chain, found.least_bytes - 1)) if incumbent.certifies else None
-        incumbent.prove_infeasible(
-            f"No schedule fits, persistent or not: each one needs {readable(found.least_bytes)} at least, and the "
-            f"least persistent one {readable(least or 0)}.",
-            found.least_bytes,
-            proof,
-        )
 
 
 def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
