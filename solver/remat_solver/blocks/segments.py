@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from remat_ir import Graph
 
-from ..chain.network import long_lived, narrow_places, stage_of
+from ..chain.network import forward_lives, long_lived, narrow_places, stage_of
 from ..deadline import look, never
 
 
@@ -47,16 +47,11 @@ class Segments:
     @cached_property
     def joints(self) -> tuple[tuple[int, ...], ...]:
         """[L] the values that forward ops of later segments read of this one or of earlier ones; the last is empty."""
-        graph, last = self.graph, self.ends[-1]
         found: list[list[int]] = [[] for _ in self.ends]
         place = stage_of(self.ends)
-        for value, op in enumerate(graph.value_op):
-            if op > last:
-                break
-            readers = [user for user in graph.users[value] if user <= last]
-            if readers:
-                for segment in range(place[op], place[readers[-1]]):
-                    found[segment].append(value)
+        for value, op, last in forward_lives(self.graph, self.ends[-1] + 1):
+            for segment in range(place[op], place[last]):
+                found[segment].append(value)
         return tuple(map(tuple, found))
 
 
@@ -80,11 +75,7 @@ def with_ends(graph: Graph, ends: tuple[int, ...]) -> Segments:
     """
     first = ends[-1] + 1
     place = stage_of(ends)
-    latest = [
-        max((place[user] for user in graph.users[value] if user < first), default=place[op])
-        for value, op in enumerate(graph.value_op)
-        if op < first
-    ]
+    latest = [place[last] for _, _, last in forward_lives(graph, first)]
     starts = [graph.ops] * len(ends)
     now = len(ends) - 1
     starts[now] = first

@@ -122,12 +122,10 @@ def _staying(graph: Graph, split: int) -> frozenset[int] | None:
 
 def long_lived(graph: Graph, split: int) -> frozenset[int]:
     """Values that live through much of the forward pass: they are small, or there is no narrow place."""
-    return frozenset(
-        value for value, op, last in _forward_lives(graph, split) if last > op + max(8, LONG_LIVED * split)
-    )
+    return frozenset(value for value, op, last in forward_lives(graph, split) if last > op + max(8, LONG_LIVED * split))
 
 
-def _forward_lives(graph: Graph, split: int) -> Iterator[tuple[int, int, int]]:
+def forward_lives(graph: Graph, split: int) -> Iterator[tuple[int, int, int]]:
     """Each value of the forward pass, the op that makes it, and the last forward op that reads it, or else that one."""
     for value, op in enumerate(graph.value_op):
         if op >= split:
@@ -148,7 +146,7 @@ def narrow_places(graph: Graph, split: int, stays: frozenset[int], least: int = 
     `least` may be one, for those after which some value does.
     """
     crossing, unread = [0] * (split + 1), [0] * (split + 1)
-    for value, op, last in _forward_lives(graph, split):
+    for value, op, last in forward_lives(graph, split):
         if value not in stays and last > op:
             for counts, wanted in ((crossing, True), (unread, graph.users[value][-1] < split)):
                 counts[op] += wanted
@@ -183,11 +181,10 @@ def _backward_parts(
     place = stage_of(ends)
     merged: set[int] = set()
     leads_on = [False] * graph.values
-    for value, op in enumerate(graph.value_op):
-        if op < first and value not in stays:
-            last = max((place[user] for user in graph.users[value] if user < first), default=place[op])
-            leads_on[value] = last > place[op]
-            merged.update(range(place[op] + 1, last))
+    for value, op, last in forward_lives(graph, first):
+        if value not in stays:
+            leads_on[value] = place[last] > place[op]
+            merged.update(range(place[op] + 1, place[last]))
     lows, highs = [0] * graph.ops, [top] * graph.ops
     for op in range(first, graph.ops):
         for value in graph.op_inputs[op]:
@@ -228,12 +225,10 @@ def _network(
     place = stage_of(ends)
     joints: list[int | None] = [None] * count
     tapes: list[set[int]] = [set() for _ in ends]
-    for value, op in enumerate(graph.value_op):
-        if op >= first:
-            break
+    for value, op, last in forward_lives(graph, first):
         if value in stays or not graph.users[value]:
             continue
-        if any(place[user] > place[op] for user in graph.users[value] if user < first):
+        if place[last] > place[op]:
             joints[place[op]] = value
         if graph.users[value][-1] >= first + (value in passed):
             tapes[place[op]].add(value)
