@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,13 +22,11 @@ from remat_ir import (
 from remat_ir.greedy import least_memory, peak_of
 from remat_ir.working_set import working_set
 
-from ..backends.engine import Engine
 from ..bounds import MOST_VALUES, pair_need, pair_proof, pair_table
 from ..deadline import Deadline, never
 from ..incumbent import Incumbent, checked
 from ..kernels import await_kernels
 from ..search.local import Search, least_plan
-from ..staged.least import LeastProof
 from .staged import StagedOptions, run_staged
 
 METHOD = "least-budget"
@@ -96,8 +93,7 @@ def least_budget(
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
     From above a budget counts once a plan within it has passed the verifier; from below by what pairs of values need,
-    and once `prover` has certified that no plan exists. What the staged relaxation with its capacity minimised says is
-    what the prover is asked first. Without a prover only plans are looked for.
+    and once `prover` has certified that no plan exists. Without a prover only plans are looked for.
 
     Returns:
         An answer with a plan whose peak is `least_budget_bytes`, which is its budget; every smaller budget down to
@@ -128,9 +124,6 @@ class Interval:
         self.prover = METHOD
         self.plan = plain_plan(graph)
         self.high = plain_peak(graph)
-        self.claim = self.low
-        self.proof: LeastProof | None = None
-        self.bounded = False
 
     def narrowed(self, prover: Prover | None = staged_prover) -> Interval:
         """Both sides as `least_budget` leaves them."""
@@ -140,15 +133,11 @@ class Interval:
         with self.deadline.held():
             await_kernels(self.over)
         seconds = _FIRST_TRY_S
-        with contextlib.ExitStack() as stack:
-            engine = None if prover is None or self.over() else stack.enter_context(Engine("highs"))
-            while not self.over():
-                self.seek(seconds)
-                if engine is not None:
-                    self.bound(engine, _PROOF * seconds)
-                if prover is not None:
-                    self.certify(prover, _PROOF * seconds)
-                seconds *= 2
+        while not self.over():
+            self.seek(seconds)
+            if prover is not None:
+                self.certify(prover, _PROOF * seconds)
+            seconds *= 2
         return self
 
     def over(self) -> bool:
@@ -184,23 +173,12 @@ class Interval:
                 self.found(plan, "search")
         self.seed += 1
 
-    def bound(self, engine: Engine, seconds: float) -> None:
-        """Raise the lower side by the relaxation that minimises the memory, until it has nothing left to tell apart."""
-        if self.over() or self.bounded:
-            return
-        self.proof = self.proof or LeastProof(self.graph, self.low, self.high)
-        self.proof.low, self.proof.known = max(self.proof.low, self.low), self.high
-        self.bounded = not self.proof.run(engine, self.deadline.within(seconds), stopped=self.cancelled)
-        self.claim = max(self.claim, self.proof.low)
-
     def certify(self, prover: Prover, seconds: float) -> None:
         """Bisect by certificates; where one fails to come ask for an easier one, of a smaller budget."""
         ceiling = self.high  # the smallest budget of which no more is known than that it may suffice
         failures = 0
         while not self.over() and self.low < ceiling and failures < _FAILURES:
             middle = (self.low + ceiling - 1) // 2
-            if self.low < self.claim <= ceiling:
-                middle, self.claim = self.claim - 1, 0  # an engine's word first, once
             spare = max(1e-3, min(seconds, self.deadline.remaining()))
             answer = prover(Problem(self.graph, middle), spare, self.cancelled)
             if isinstance(answer.plan, Plan):

@@ -102,16 +102,13 @@ def values_of(column: Ids, x: Floats) -> Floats:
     return np.where(column >= 0, x[np.maximum(column, 0)] if len(x) else 0.0, np.where(column == ONE, 1.0, 0.0))
 
 
-def relax(view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder, lent: Sequence[Term] = ()) -> Columns:
-    """Write rows (a) to (d) for the given cuts, ascending and ending with n − 1.
-
-    `lent` are terms to put into each memory row: of a column that `builder` has already, which lends it room.
-    """
+def relax(view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder) -> Columns:
+    """Write rows (a) to (d) for the given cuts, ascending and ending with n − 1."""
     columns = _columns(view, cuts, builder, scale)
     for c in range(1, columns.stages):
         _reads(view, columns, (c, c), columns.runs[c], builder)
         _residence(view, columns, (c - 1, c - 1), columns.runs[c - 1], builder)
-        _memory_at_cut(view, columns, c, builder, scale, lent)
+        _memory_at_cut(view, columns, c, builder, scale)
     return columns
 
 
@@ -161,12 +158,10 @@ def _residence(view: ArrayView, columns: Columns, ends: Span, run: Ids, builder:
     builder.add_implied(later[values], run[view.maker[values]], hold[values], name=name)
 
 
-def _memory_at_cut(
-    view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale, lent: Sequence[Term]
-) -> None:
+def _memory_at_cut(view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale) -> None:
     """(d)"""
     left, values = left_at_cut(view, columns.cuts[c - 1], columns.holds[c])
-    terms = [Term(0, columns.holds[c][values], scale.weights(view.size[values])), *lent]
+    terms = [Term(0, columns.holds[c][values], scale.weights(view.size[values]))]
     builder.add_rows(1, terms, upper=scale.room(left), name=("memory", c))
 
 

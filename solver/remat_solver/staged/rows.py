@@ -23,7 +23,7 @@ estimate for them.) The same inequality can be written as a row instead of a cut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -92,14 +92,9 @@ def add_to(known: Recomputations, more: Recomputations) -> bool:
 
 
 def add_recomputations(
-    view: ArrayView,
-    columns: Columns,
-    recomputations: Recomputations,
-    builder: Builder,
-    scale: Scale,
-    lent: Sequence[Term] = (),
+    view: ArrayView, columns: Columns, recomputations: Recomputations, builder: Builder, scale: Scale
 ) -> None:
-    """Write rows (h); `lent` as in `relax`."""
+    """Write rows (h)."""
     charged: Recomputations = {}
     for stage, ops in recomputations.items():
         charged.setdefault(columns.stage_of(stage), set()).update(ops)
@@ -119,7 +114,6 @@ def add_recomputations(
             terms = [
                 Term(0, run, scale.weights(view.need[op : op + 1])),
                 Term(0, beside[free], scale.weights(view.size[free])),
-                *lent,
             ]
             builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
 
