@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,10 +64,8 @@ def prepare(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def partition(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Torch's own partition of a joint graph."""
-    forward, backward = min_cut_rematerialization_partition(module, inputs, **given)
-    return forward, backward
+partition = min_cut_rematerialization_partition
+"""Torch's own partition of a joint graph."""
 
 
 def replayed(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:

@@ -145,29 +145,6 @@ def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
     )
 
 
-def peak_of_partition(joint: Joint, backward: fx.GraphModule) -> tuple[int, frozenset[str]]:
-    """The peak in bytes of torch's own partition of a joint graph, kernel by kernel, and the kernels computed again.
-
-    The forward graph runs each kernel of the forward pass in its order; the backward graph says the rest. What is
-    saved and no kernel of the backward pass is known to read is there as well.
-    """
-    step, flow, turn = joint.step, joint.step.flow, joint.step.turn
-    number = {n.name: i for i, op in enumerate(step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
-    draws = {str((n.target, n.args)): n.name for n in flow.kernels if is_random(n)}
-    order = list(range(turn + 1))
-    for node in backward.graph.nodes:
-        name = draws.get(str(torch_tags.replayed(node)), node.name)
-        if node.op == "call_function" and name in number:  # what is saved has the name of its maker
-            order.append(number[name])
-    again = joint.names_of(op for op in order[turn + 1 :] if op < turn)
-    order += sorted(set(range(len(step.ops))).difference(order))
-    read = {joint.values[v] for op in order[turn + 1 :] for v in joint.graph.op_inputs[op]}
-    names = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
-    saved = {s for n, storages in flow.storages_of.items() if n.name in names for s in storages}
-    for_nothing = saved.intersection(s for op in step.ops[:turn] for s in op.makes) - read
-    return joint.peak_of(order, {}) + sum(flow.sizes[s] for s in for_nothing), again
-
-
 class TagFields(PlanFields, total=False):
     """The fields of `SolveOptions` that concern a tagged graph or a checkpoint, where nothing moves to the host."""
 
@@ -205,16 +182,33 @@ class Tagged:
         """The peak in bytes of torch's partition of the tagged graph, kernel by kernel; where it is more than promised,
         a warning says so.
 
+        Its forward graph runs each kernel of the forward pass in its order. What it saves and no kernel of the backward
+        pass is known to read is there as well.
+
         Args:
             backward: the backward graph of that partition.
 
         Raises:
             CaptureError: the partition computes other kernels again than the tags say.
         """
-        peak, again = peak_of_partition(self.joint, backward)
-        if not again <= self.again:
-            other = ", ".join(sorted(again - self.again)[:3])
-            raise CaptureError(f"torch's partition computes what is tagged to be saved again: {other}: a bug in remat")
+        joint, step, flow, turn = self.joint, self.joint.step, self.joint.step.flow, self.joint.step.turn
+        number = {n.name: i for i, op in enumerate(step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
+        draws = {str((n.target, n.args)): n.name for n in flow.kernels if is_random(n)}
+        order = list(range(turn + 1))
+        for node in backward.graph.nodes:
+            name = draws.get(str(torch_tags.replayed(node)), node.name)
+            if node.op == "call_function" and name in number:  # what is saved has the name of its maker
+                order.append(number[name])
+        other = sorted(joint.names_of(op for op in order[turn + 1 :] if op < turn) - self.again)
+        if other:
+            names = ", ".join(other[:3])
+            raise CaptureError(f"torch's partition computes what is tagged to be saved again: {names}: a bug in remat")
+        order += sorted(set(range(len(step.ops))).difference(order))
+        read = {s for op in order[turn + 1 :] for s in step.ops[op].reads}
+        taken = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
+        saved = {s for n, storages in flow.storages_of.items() if n.name in taken for s in storages}
+        for_nothing = saved.intersection(s for op in step.ops[:turn] for s in op.makes) - read
+        peak = joint.peak_of(order, {}) + sum(flow.sizes[s] for s in for_nothing)
         if peak > self.peak_bytes:
             log.warning(
                 "torch's partition of the tagged graph needs %s, and %s were promised",
