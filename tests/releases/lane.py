@@ -35,22 +35,26 @@ def made(release: str, folder: Path) -> Path:
     if stamp.exists():
         return python
     pip = (str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", "--quiet")
-    pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
     subprocess.run((sys.executable, "-m", "venv", str(folder)), check=True)
-    (folder / "constraints.txt").write_text("\n".join(pinned) + "\n")
     command = (*pip, *NIGHTLY, "torch") if release == "nightly" else (*pip, f"torch=={release}")
     done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
     if done.returncode and "No matching distribution found for torch" in done.stderr:
         raise NotThere(f"torch {release}: not run, since the package index of this machine does not have it")
     if done.returncode:
         sys.exit(done.stderr)
-    there = version(python)
-    with (folder / "constraints.txt").open("a") as constraints:
-        constraints.write(f"torch=={there}\n")
+    freeze = subprocess.run((str(python), "-m", "pip", "freeze"), check=True, capture_output=True, text=True)
+    there = freeze.stdout.splitlines()  # the release asks for CUDA libraries of its own
+    names = set(map(_package, there))
+    there += [pin for pin in (ROOT / "constraints.txt").read_text().splitlines() if _package(pin) not in names]
+    (folder / "constraints.txt").write_text("\n".join(there) + "\n")
     more = (*TESTING, "-e", f"{ROOT}[solver,torch]")
     subprocess.run((*pip, "-c", str(folder / "constraints.txt"), *more), check=True)
     stamp.touch()
     return python
+
+
+def _package(pin: str) -> str:
+    return re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower()
 
 
 def version(python: Path) -> str:
