@@ -20,9 +20,22 @@ from torch.utils._device import _device_constructors
 
 from .versions import lacking, library, require
 
-__all__ = ["OnMeta", "fake_cuda", "replaced"]
+__all__ = [
+    "COMPOSITE_ATTENTION",
+    "EFFICIENT_ATTENTION",
+    "FLASH_ATTENTION",
+    "FLASH_ATTENTION_BACKWARD",
+    "OnMeta",
+    "fake_cuda",
+    "replaced",
+]
 
 require(lacking((), ((torch._C, "_ensureCUDADeviceGuardSet"), (torch._C, "_accelerator_getAccelerator"))))
+
+FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
+FLASH_ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
+COMPOSITE_ATTENTION: Any = torch.ops.aten._scaled_dot_product_attention_math.default
 
 _REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-import torch._C._autograd as _autograd
-import torch._C._profiler as _profiler
+from torch.autograd import profiler_legacy
 
 from .versions import lacking, library, require
 
@@ -24,12 +23,12 @@ __all__ = [
 
 MARK = "remat: "
 
-require(lacking((), tuple((_autograd, name) for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"))))
+require(lacking((), ((torch.autograd, "_disable_profiler_legacy"), (torch.autograd, "_profiler_enabled"))))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
     """What two tensors share exactly when one storage holds both."""
-    return int(tensor.untyped_storage()._cdata)
+    return id(tensor.untyped_storage())  # a storage keeps its Python object as long as it is there itself
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -96,10 +95,8 @@ def start_recording(gives_way: Callable[[], None] | None = None) -> None:
         stop_marked_recording()
         before()
     _HERE.gives_way = gives_way
-    off = _profiler._ExperimentalConfig()
-    config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
     _QUIET.add(1)
-    _autograd._enable_profiler_legacy(config)
+    profiler_legacy.profile(profile_memory=True).__enter__()  # type: ignore[no-untyped-call]
 
 
 def stop_recording() -> list[int]:
@@ -110,7 +107,8 @@ def stop_recording() -> list[int]:
 def stop_marked_recording() -> list[int | str]:
     """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
     _HERE.gives_way = None
-    threads = _autograd._disable_profiler_legacy()
+    # leaving the profiler would drop what an op allocates and frees
+    threads = torch.autograd._disable_profiler_legacy()  # type: ignore[attr-defined]
     _QUIET.add(-1)
     start = next(record for records in threads for record in records)
     found: list[tuple[float, int | str]] = []

@@ -39,16 +39,39 @@ __all__ = [
     "unreduced_by_fsdp",
 ]
 
-PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
+
+def _nothing(*_: Any) -> None:
+    """A hook that is registered to see where it is put."""
+
+
+def _places() -> tuple[str, ...]:
+    """Under which names the `__dict__` of a module has what is registered on it; "" where it has it nowhere."""
+    probe = nn.Module()
+    probe.register_parameter("parameter", None)
+    probe.register_buffer("buffer", None)
+    probe.register_module("module", None)
+    held: tuple[dict[str, None], ...] = ({"parameter": None}, {"buffer": None}, {"module": None})
+    put = [next((key for key, value in vars(probe).items() if value == one), "") for one in held]
+    for register in (
+        probe.register_forward_hook,
+        probe.register_forward_pre_hook,
+        probe.register_full_backward_hook,
+        probe.register_full_backward_pre_hook,
+    ):
+        hooks = register(_nothing).hooks_dict_ref()
+        put.append(next((key for key, value in vars(probe).items() if value is hooks), ""))
+    return tuple(put)
+
+
+_PLACES = _places()
+PARAMETERS, BUFFERS, MODULES = _PLACES[:3]
 """The dictionaries of a module itself, in its `__dict__`. What is looked at before every step reads them there:
 `named_parameters` and its like walk and name the whole tree, and give no way to put a tensor in another's place."""
 
-FORWARD_HOOKS, FORWARD_PRE_HOOKS = "_forward_hooks", "_forward_pre_hooks"
-
-_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-
-CALL_HOOKS = (FORWARD_HOOKS, FORWARD_PRE_HOOKS, *_BACKWARD_HOOKS)
+CALL_HOOKS = _PLACES[3:]
 """The hooks that run around a module's call."""
+
+FORWARD_HOOKS, FORWARD_PRE_HOOKS = CALL_HOOKS[:2]
 
 MODULES_OWN = frozenset(nn.Module().__dict__) - {"training"}
 """What nn.Module itself keeps on each module, but for its train mode."""
@@ -59,21 +82,22 @@ GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
-"""The hooks that run around every module's call."""
+"""The hooks that run around every module's call: to register one would decide of which kind the caller's may be."""
 
-_OWN = {PARAMETERS, BUFFERS, MODULES, *CALL_HOOKS}
-require([f"nn.Module.{name}" for name in sorted(_OWN) if name not in nn.Module().__dict__])
+require([] if all(_PLACES) else ["the dictionaries of what is registered on a module"])
 require([name for name in GLOBAL_HOOKS if not hasattr(_module, name)])
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """A module's own parameters by name, to be read and replaced."""
-    return module._parameters
+    parameters: dict[str, nn.Parameter | None] = module.__dict__[PARAMETERS]
+    return parameters
 
 
 def buffers_of(module: nn.Module) -> dict[str, Any]:
     """A module's own buffers by name, to be read and replaced."""
-    return module._buffers
+    buffers: dict[str, Any] = module.__dict__[BUFFERS]
+    return buffers
 
 
 def global_hooks() -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .versions import lacking, require
@@ -16,10 +18,6 @@ from .versions import lacking, require
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
-    "COMPOSITE_ATTENTION",
-    "EFFICIENT_ATTENTION",
-    "FLASH_ATTENTION",
-    "FLASH_ATTENTION_BACKWARD",
     "GROUP_NAMES",
     "READ_NUMBER",
     "RESULTS_ON_HOST",
@@ -49,8 +47,7 @@ require(
         (),
         (
             (torch.ops.aten.add.Tensor, "_op"),
-            (torch.ops.aten.add.Tensor, "_schema"),
-            (torch._C, "_dispatch_key_for_device"),
+            (torch.ops.aten.add.Tensor, "redispatch"),
         ),
     )
 )
@@ -61,11 +58,6 @@ TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
 """What AOTAutograd makes of batch normalization that updates its running statistics."""
 BATCH_NORM_WITHOUT_STATISTICS: Any = torch.ops.aten._native_batch_norm_legit.no_stats
-
-FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
-FLASH_ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
-COMPOSITE_ATTENTION: Any = torch.ops.aten._scaled_dot_product_attention_math.default
 
 RESULTS_ON_HOST: Mapping[Any, tuple[int, ...]] = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default: (2, 3),
@@ -146,12 +138,16 @@ def taking_generator(target: OpOverload) -> OpOverload | None:
     return getattr(packet, name) if name in packet.overloads() else None
 
 
+_BACKENDS = {name.lower(): key for name, key in torch.DispatchKey.__members__.items()}
+"""What an operator's kernels are found by, by kind of device; one that is named elsewhere is PrivateUse1."""
+
+
 def run_watched(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], mode: TorchDispatchMode) -> Any:
     """Run an operator inside its own dispatch mode, which then sees the operators that its kernel calls."""
     device = next((t.device for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    key = torch._C._dispatch_key_for_device(device.type)
+    key = _BACKENDS.get(device.type, torch.DispatchKey.PrivateUse1)
     with mode:
-        return target.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
+        return target.redispatch(torch.DispatchKeySet(key), *args, **kwargs)
 
 
 def operator_name(target: OpOverload) -> str:
@@ -159,16 +155,23 @@ def operator_name(target: OpOverload) -> str:
     return full_name(target).split("::")[-1]
 
 
+@functools.cache
+def _schema(target: OpOverload) -> Any:
+    """What an operator's registration says of its arguments."""
+    _, (schema,) = get_signature_for_torch_op(target, return_schemas=True)  # type: ignore[misc]
+    return schema
+
+
 def parameter_names(target: OpOverload) -> tuple[str, ...]:
     """The names of what an operator takes, in order."""
-    return tuple(argument.name for argument in target._schema.arguments)
+    return tuple(argument.name for argument in _schema(target).arguments)
 
 
 def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments of a call that an operator writes to; none of what is no operator."""
     if not isinstance(target, OpOverload):
         return []
-    written = [a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments]
+    written = [a.alias_info is not None and a.alias_info.is_write for a in _schema(target).arguments]
     found = [value for value, writes in zip(args, written, strict=False) if writes]
     names = zip(parameter_names(target), written, strict=True)
     return found + [kwargs[name] for name, writes in names if writes and name in kwargs]
@@ -231,4 +234,4 @@ def _is_functional(node: fx.Node) -> bool:
 
 def is_mutable(target: OpOverload) -> bool:
     """Whether an operator writes to what it takes."""
-    return bool(target._schema.is_mutable)
+    return bool(_schema(target).is_mutable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -13,7 +14,6 @@ from .versions import lacking, require, required
 
 with required("a plan by tags"):
     from torch._functorch.compile_utils import fx_graph_cse
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 require(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
-import torch._functorch.config as functorch_config
+from functorch.compile import config as functorch_config
 from torch import fx
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dispatch.python import no_python_dispatcher
@@ -18,7 +18,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
-from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
+from torch._guards import CompileContext, TracingContext, tracing
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import _side_effectful_functions
@@ -36,10 +36,8 @@ __all__ = [
     "copy_sources",
     "description",
     "descriptors",
-    "detect_fake_mode",
     "draws_numbers",
     "dynamo_settings",
-    "empty_like",
     "example_of",
     "export_joint",
     "fake_in",
@@ -279,7 +277,7 @@ def only_real_tensors() -> Iterator[None]:
 def traced_alone() -> Iterator[None]:
     """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
     run around the call, which Dynamo has traced into the graph already."""
-    with tracing(None), torch._C.DisableTorchFunction(), functorch_config.patch(donated_buffer=False):
+    with tracing(None), torch.DisableTorchFunction(), functorch_config.patch(donated_buffer=False):
         yield
 
 
@@ -390,13 +388,6 @@ def set_examples(module: fx.GraphModule, examples: Mapping[str, Any]) -> None:
         node.meta["example_value"] = examples[str(node.target)]
 
 
-def empty_like(graph: fx.Graph) -> fx.Graph:
-    """A graph without nodes that takes its inputs as another one does."""
-    made = fx.Graph()
-    made.set_codegen(graph._codegen)
-    return made
-
-
 def description(node: fx.Node) -> Any:
     """What AOTAutograd says of an input; None where it says nothing."""
     return node.meta.get("desc")
@@ -409,11 +400,9 @@ def input_place(node: fx.Node) -> int | None:
 
 def copy_sources(like: Any, to: Any) -> None:
     """Say of a graph of torch.compile's where its inputs come from, which copying its nodes does not."""
-    for its, mine in zip(*(each.graph.find_nodes(op="placeholder") for each in (like, to)), strict=True):
-        if hasattr(its, "_dynamo_source"):
-            mine._dynamo_source = its._dynamo_source
-    if hasattr(like, "_param_name_to_source"):
-        to._param_name_to_source = like._param_name_to_source
+    pairs = zip(*(each.graph.find_nodes(op="placeholder") for each in (like, to)), strict=True)
+    for its, mine in ((like, to), *pairs):  # Dynamo writes it on the objects, where torch.fx has nothing of its own
+        vars(mine).update({key: value for key, value in vars(its).items() if key not in vars(mine)})
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -216,7 +216,7 @@ class _Finder:
 
 def shortened(graph: fx.Graph, found: Sequence[Run]) -> fx.Graph:
     """A copy of the graph without the blocks of runs that are not traced; its nodes have the same names."""
-    short = _compat.empty_like(graph)
+    short = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     left = {node for run in found for block in run.dropped for node in block}
     stands = {node: run for run in found for node in run.blocks[-1][:1]}

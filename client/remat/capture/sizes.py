@@ -26,7 +26,7 @@ def sized_by_inputs(module: fx.GraphModule) -> fx.GraphModule:
     """
     if not any(isinstance(_compat.example_of(node), SYMBOLS) for node in module.graph.nodes):
         return module
-    graph, made = _compat.empty_like(module.graph), dict[fx.Node, fx.Node]()
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         made[node] = graph.node_copy(node, made.__getitem__)
     compute_sizes(graph, _compat.EXAMPLE)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._compat import boxed_gradients, gives_all_gradients, parameters_of, storage_key, version_counter
+from .._compat import boxed_gradients, parameters_of, storage_key, version_counter
+from .._compat.gradients import gives_all_gradients
 from ..capture.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from ..lowering.link import Copies, Link, link_of

@@ -25,7 +25,7 @@ def inlined(module: fx.GraphModule) -> fx.GraphModule:
     """
     if not any(map(_compat.is_region, module.graph.nodes)):
         return module
-    graph = _compat.empty_like(module.graph)
+    graph = fx.Graph()
     results = _write_out(module, graph, {}, "")
     graph.output(results)
     made = fx.GraphModule(module, graph)

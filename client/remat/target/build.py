@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from remat_ir import InvalidData
 
 from .. import _compat
+from .._compat import fake_cuda
 from ..capture.call import CacheSwitch, check_module, example_call
 from ..device import KINDS, NAMED, here
 from ..device_flags import of_generation
@@ -39,7 +40,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def chosen_attention() -> AbstractContextManager[Any]:
     """Inside, attention on a CUDA device becomes the kernels of its choice, which differentiate as there."""
-    return _compat.replaced("scaled_dot_product_attention", ("CUDA", "AutogradCUDA"), _attention)
+    return fake_cuda.replaced("scaled_dot_product_attention", ("CUDA", "AutogradCUDA"), _attention)
 
 
 def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, gqa: bool) -> str:
@@ -92,14 +93,16 @@ def _attention(
         pad = -width % 8
         if pad:
             query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
-        made: tuple[Tensor, ...] = _compat.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)
+        made: tuple[Tensor, ...] = fake_cuda.FLASH_ATTENTION(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
         return made[0][..., :width] if pad else made[0]
     if found == "efficient":
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        made = _compat.EFFICIENT_ATTENTION(query, key, value, bias, trains, dropout_p, is_causal, scale=scale)
+        made = fake_cuda.EFFICIENT_ATTENTION(query, key, value, bias, trains, dropout_p, is_causal, scale=scale)
         return made[0]
-    made = _compat.COMPOSITE_ATTENTION(
+    made = fake_cuda.COMPOSITE_ATTENTION(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )
     return made[0]
@@ -278,7 +281,7 @@ def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> I
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_compat.fake_cuda(device))
+            stack.enter_context(fake_cuda.fake_cuda(device))
         except NotImplementedError as error:
             raise InvalidData(str(error)) from error
         stack.enter_context(chosen_attention())
@@ -313,7 +316,7 @@ def build(
         want = f" and take the argument {' and '.join(given)}" if given else ""
         raise InvalidData(f"{name} must be callable without further arguments{want}: {error}") from None
     try:
-        with _compat.OnMeta(KINDS), torch.random.fork_rng(devices=[]):
+        with fake_cuda.OnMeta(KINDS), torch.random.fork_rng(devices=[]):
             made = make_model(**given)
     except InvalidData:
         raise

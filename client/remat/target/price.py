@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .. import _compat
+from .._compat import fake_cuda
 from ..capture.dataflow import tensors
 from ..capture.operations import Measured
 from ..device import NAMED
@@ -143,7 +144,7 @@ def workspace_bytes(node: fx.Node) -> int:
     (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd). What cuBLAS keeps for products is in
     `Target.context_bytes`. `unsized` names the kernels whose workspaces are not known.
     """
-    if node.target is not _compat.FLASH_ATTENTION_BACKWARD:
+    if node.target is not fake_cuda.FLASH_ATTENTION_BACKWARD:
         return 0
     _, query, key = (a.meta["val"] for a in node.args[:3] if isinstance(a, fx.Node))
     batch, heads, rows, width = (int(n) for n in query.shape)

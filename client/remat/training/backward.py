@@ -19,6 +19,16 @@ import torch
 from remat_ir import InvalidData
 
 from .. import _compat, generators
+from .._compat.gradients import (
+    accumulate_by_hand,
+    has_gradient_hooks,
+    has_hooks_after_accumulation_alone,
+    is_used_up,
+    run_hooks_after_accumulation,
+    used_up,
+    when_backward_ends,
+    will_accumulate,
+)
 from ..profiling.fixed import here
 from ..profiling.optimizers import dry_twin, inner, run_step, takes_closure, update_memory
 
@@ -67,7 +77,7 @@ class Delivery:
 
     def workspace(self, parameter: torch.Tensor) -> int | None:
         """Bytes that a hook is known to take while it runs: none. None where gradients are returned at the end."""
-        alone = _compat.has_hooks_after_accumulation_alone(parameter) and parameter.grad is None
+        alone = has_hooks_after_accumulation_alone(parameter) and parameter.grad is None
         return 0 if alone and parameter.is_leaf and parameter.requires_grad and not self.kept else None
 
     def outdated(self) -> str:
@@ -101,13 +111,13 @@ class Delivery:
         with self._changed:
             self._changed.wait_for(lambda: not any(self._others(thread)), MOST_WAITED_S)
             whole = self._waiting or task == mine.whole_task or mine.averaged or self._others(thread)
-            mine.delivers = not whole and all(map(_compat.will_accumulate, parameters))
+            mine.delivers = not whole and all(map(will_accumulate, parameters))
             delivers = mine.delivers or self._running.get(thread) == (task, True)  # several planned calls in one pass
             self._running[thread] = task, delivers
-        _compat.when_backward_ends(lambda: self._ended(thread))
+        when_backward_ends(lambda: self._ended(thread))
         if not mine.delivers:
             mine.whole_task = task
-        elif not all(_compat.accumulate_by_hand(parameter, IN_PART) for parameter in parameters):
+        elif not all(accumulate_by_hand(parameter, IN_PART) for parameter in parameters):
             raise RuntimeError(IN_PART)
 
     def _others(self, thread: threading.Thread) -> list[bool]:
@@ -130,7 +140,7 @@ class Delivery:
             parameter.grad += gradient
         else:
             parameter.grad = owned(gradient, parameter)
-        _compat.run_hooks_after_accumulation(parameter)
+        run_hooks_after_accumulation(parameter)
         if parameter.grad is not None and not self.kept:
             log.info("a hook leaves its gradient there: the next step is planned with all gradients at its end")
             self.kept = True
@@ -256,7 +266,7 @@ class Release:
                     "release_gradients=True, and a parameter has a gradient before the forward pass, to which the new "
                     "one cannot be added: call optimizer.zero_grad() before it"
                 )
-            if _compat.has_gradient_hooks(parameter):
+            if has_gradient_hooks(parameter):
                 raise RuntimeError(
                     "release_gradients=True, and a parameter has a hook on its gradient, which would not run: remove "
                     "the hook or leave out release_gradients"
@@ -298,7 +308,7 @@ class Release:
         try:
             run_step(one)
         finally:
-            parameter.grad = _compat.used_up(parameter, USED_UP.format(INSTEAD))
+            parameter.grad = used_up(parameter, USED_UP.format(INSTEAD))
             self._touched.append(parameter)
 
     def end(self, results: Sequence[Any], places: Mapping[int, int]) -> Sequence[Any]:
@@ -307,7 +317,7 @@ class Release:
 
     def _clear(self) -> None:
         for parameter in self._touched:
-            if _compat.is_used_up(parameter.grad):
+            if is_used_up(parameter.grad):
                 parameter.grad = None
         self._touched.clear()
 

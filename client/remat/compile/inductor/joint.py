@@ -203,7 +203,7 @@ def _computed(joint: fx.GraphModule) -> dict[fx.Node, tuple[int, ...]]:
 def _again(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
     """A node's value from inputs in other layouts; None where its operator does not take them."""
     known = [values.get(n, n.meta.get("val")) for n in node.all_input_nodes]
-    mode = _compat.detect_fake_mode(known)
+    mode = next((value.fake_mode for value in known if isinstance(value, _compat.FakeTensor)), None)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values.get(n, n.meta.get("val")))
     if mode is None or any(value is None for value in known):
         return None
