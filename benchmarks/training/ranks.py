@@ -30,11 +30,12 @@ import remat
 from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, trained
-from remat.profiling.fixed import all_gradients
+from remat.profiling.fixed import all_gradients, resident
 from remat.training.enable import plans_of
 from remat.training.job import Job
-from remat.units.units import optimize_units
 
+DIVIDED = 5
+"""Steps after which the budget of several blocks has been divided."""
 LAYERS, WIDTH, SAMPLES, LENGTH = 6, 192, 32, 64
 TENSOR = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 SEQUENCE = {
@@ -86,21 +87,17 @@ def spread(kind: Kind) -> tuple[nn.Sequential, torch.Tensor]:
 
 def planned_units(job: Cycle, share: float) -> Callable[[int, int, bool], Found]:
     """Plan the blocks of a sharded model inside one budget; what makes a row of what is then measured."""
-    blocks = list(job.model.children())[:LAYERS]
-    plans = optimize_units(
-        job.model,
-        blocks,
-        (job.x,),
-        budget=remat.Fraction(share),
-        planner="greedy",
-        ranks=True,
-        optimizer=job.optimizer,
-    )
+    blocks = nn.ModuleList(list(job.model.children())[:LAYERS])
+    remat.enable(blocks, budget=remat.Fraction(share), planner="greedy", ranks=True, optimizer=job.optimizer)
+    for _ in range(DIVIDED):
+        job.passes()
+        job.optimizer.zero_grad()
+    plans = plans_of(blocks[0]).division
+    assert plans is not None
     left = all_gradients(job.model) + Job(job.optimizer, clip=job.setting.clip).update().temporaries_bytes
-    fixed = plans.fixed_bytes
-    return lambda passes, step, same: Found(
-        plans.budget_bytes, plans.predicted_bytes, passes + fixed, fixed + left, step + fixed, same
-    )
+    fixed = sum(resident(job.model, job.x, {}).values()) + Job(job.optimizer).update().state_bytes
+    whole = fixed + plans.allowed_bytes, fixed + plans.predicted_bytes
+    return lambda passes, step, same: Found(*whole, passes + fixed, fixed + left, step + fixed, same)
 
 
 def planned_whole(job: Cycle, share: float, ddp: bool) -> Callable[[int, int, bool], Found]:

@@ -229,13 +229,17 @@ class Accelerator(Device):
         kinds = ("requested_bytes", "allocated_bytes", "reserved_bytes")
         return MemoryFigures(*(found.get(f"{kind}.all.{when}", 0) for kind in kinds for when in ("current", "peak")))
 
+    def give_back(self) -> None:
+        """Give what its allocator keeps, and nothing uses, back to the driver."""
+        self.synchronize()
+        self.module.empty_cache()
+
     def segments(self) -> list[dict[str, Any]]:
         """What its allocator has reserved, block by block, once what is free has been given back.
 
         Segments of other streams than the computing one are left out: its requests cannot be served from them.
         """
-        self.synchronize()
-        self.module.empty_cache()
+        self.give_back()
         index, stream = self.device.index, self.computing_stream().stream_id
         found = self.module.memory_snapshot()
         return [s for s in found if s["device"] == index and s["stream"] == stream]

@@ -13,8 +13,7 @@ from transferring import Mover, traced_peak
 
 import remat
 from remat.profiling import measure
-from remat.training.enable import plans_of
-from remat.units.units import optimize_units
+from remat.training.enable import backend_of, plans_of
 from remat_ir import Link, RematError, host_peak
 
 FRACTION = remat.Fraction(0.85)
@@ -105,7 +104,7 @@ def buckets() -> dict[str, Any]:
 
 
 def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -> dict[str, Any]:
-    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak next to it."""
+    """One budget for four units of two kinds, divided over sharded blocks; a real step's peak next to it."""
 
     def model() -> nn.Sequential:
         torch.manual_seed(0)
@@ -119,33 +118,26 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
     step = measure.forward_backward(plain, (data(0, 512),), loss=lambda y: y.square().mean())
     needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
     plain.zero_grad()
-    whole = optimize_units(
-        planned,
-        planned,
-        (data(0, 512),),
-        budget=remat.Fraction(share),
-        planner=planner,
-        ranks=True,
-        loss=lambda y: y.square().mean(),
-        **fields,
-    )
+    remat.enable(nn.ModuleList(planned), budget=remat.Fraction(share), planner=planner, ranks=True, **fields)
     step = measure.forward_backward(planned, (data(0, 512),), loss=lambda y: y.square().mean())
+    for _ in range(4):
+        step()
+        planned.zero_grad()
     peak = measure.peak_memory(step).peak_bytes
     host = traced_peak(step)
     planned.zero_grad()
-    chosen = [next(iter(plans_of(unit).plans)) for unit in planned]
-    answers = [p.answer for p in chosen]
+    division = backend_of(planned[0]).division
+    assert division is not None
+    chosen = backend_of(planned[0]).shared.chosen()
     return {
         "plain": trained(plain, plain, rows=512),
         "planned": trained(planned, planned, rows=512),
-        "overhead": whole.overhead,
-        "digest": [a.digest for a in answers],
-        "costs": [a.cost_ns for a in answers],
-        "distinct": whole.distinct,
+        "overhead": division.overhead,
+        "calls": division.calls,
+        "digest": [str(division), *(str(plan.to_json()) for _, plan in chosen)],
         "share": peak / needs,
-        "over": peak - (whole.budget_bytes - whole.fixed_bytes),
-        "sizes": [[size.peak, size.held] for size in whole.units.values()],
-        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],
+        "over": peak - division.allowed_bytes,
+        "host": [host, sum(host_peak(each.graph, plan) for each, plan in chosen)],
     }
 
 

@@ -20,7 +20,6 @@ from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
 from remat.planning.planner import planner_for
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
-from remat.units.units import optimize_units
 from remat_ir import Answer, Graph, InvalidData, Problem, Status
 
 __all__ = ["command"]  # a fixture
@@ -59,6 +58,7 @@ def _stages() -> nn.Sequential:
 TRAINING: dict[str, Callable[..., Any]] = {
     "optimize": lambda **given: remat.optimize(Untouched(), (X,), **given),
     "enable": lambda **given: remat.enable(Untouched(), **given),
+    "enable (several)": lambda **given: remat.enable(nn.ModuleList(_stages()), **given),
     "explain": lambda **given: remat.explain(Untouched(), (X,), **given),
     "RematCallback (lightning)": _callback("lightning"),
     "RematCallback (transformers)": _callback("transformers"),
@@ -66,7 +66,6 @@ TRAINING: dict[str, Callable[..., Any]] = {
 PLANNING: dict[str, Callable[..., Any]] = {
     "backend (eager)": lambda **given: remat.backend(**given),
     "backend (inductor)": lambda **given: remat.backend(inner="inductor", **given),
-    "optimize_units": lambda **given: optimize_units(_stages(), [], (X,), **given),
     "optimize_chain": lambda **given: remat.optimize_chain(_stages(), X, **given),
     "optimize_chain (branches)": lambda **given: remat.optimize_chain(
         [_stages(), _stages()], [X, X], head=Head(), **given
@@ -170,7 +169,7 @@ def test_what_is_no_budget_no_planner_or_no_options_fails_at_the_call(entry: str
                 ALL[entry](**{"budget": BUDGET, name: value})
 
 
-@pytest.mark.parametrize("entry", [*TRAINING, "optimize_units"])
+@pytest.mark.parametrize("entry", TRAINING)
 def test_what_is_no_optimizer_fails_at_the_call(entry: str) -> None:
     for optimizer in ("adam", torch.optim.Adam, 3):
         with pytest.raises(InvalidData, match="optimizer must be"):
@@ -183,7 +182,7 @@ def test_a_chain_has_no_budget_of_units(entry: str) -> None:
         TRAINING[entry](budget=remat.UnitBytes("1GiB", "1MiB"), mode="chain")
 
 
-@pytest.mark.parametrize("entry", ["optimize_chain", "optimize_chain (branches)", "optimize_units"])
+@pytest.mark.parametrize("entry", ["optimize_chain", "optimize_chain (branches)", "enable (several)"])
 def test_a_budget_of_a_unit_is_none_of_a_whole(entry: str) -> None:
     with pytest.raises(InvalidData, match="bytes"):
         ALL[entry](budget=remat.UnitBytes("1GiB", "1MiB"))
@@ -219,6 +218,13 @@ def _trained(planner: Any, **given: Any) -> None:
     plans_of(model)
 
 
+def _together(planner: Any, **given: Any) -> None:
+    model = _small()
+    remat.enable(nn.ModuleList(model), budget=remat.Fraction(0.9), planner=planner, **given)
+    for _ in range(5):
+        model(numbers(16, 8)).sum().backward()
+
+
 def _compiled(planner: Any, **given: Any) -> None:
     torch._dynamo.reset()
     backend = remat.backend(remat.Fraction(0.9), planner, **given)
@@ -237,14 +243,7 @@ ASKING: dict[str, Callable[..., Any]] = {
     "optimize_chain": lambda planner, **given: remat.optimize_chain(
         _small(), numbers(16, 8), budget=remat.Fraction(1), planner=planner, **given
     ),
-    "optimize_units": lambda planner, **given: optimize_units(
-        *(2 * (_small(),)),
-        (numbers(16, 8),),
-        budget=remat.Fraction(0.9),
-        planner=planner,
-        loss=lambda y: y.sum(),
-        **given,
-    ),
+    "enable (several)": _together,
     "max_batch": lambda planner, **given: remat.max_batch(
         _small,
         lambda batch: numbers(batch, 8),

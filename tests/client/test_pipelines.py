@@ -24,11 +24,11 @@ from remat.capture.operations import Kind
 from remat.compile.plans import point_of, unit_problem
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
+from remat.pipelines.stage import Stage, Trace
 from remat.planning.division import Option
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
 from remat.training.backward import Halves
-from remat.units.unit import Trace, Unit
 from remat_ir import InvalidData, plain_plan, verify
 from remat_ir.greedy import checkpointed
 
@@ -239,7 +239,7 @@ def test_halves_are_the_whole(differentiable: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(Model(), Model())
     planned, halves = copy.deepcopy(plain), Halves()
-    unit = Unit("stage", planned, planner_for("greedy"), SolveOptions(), halves)
+    unit = Stage("stage", planned, planner_for("greedy"), SolveOptions(), halves)
     x, seed = torch.randn(64, 16, requires_grad=differentiable), torch.randn(64, 16)
 
     def gradients(model: nn.Module) -> list[torch.Tensor]:

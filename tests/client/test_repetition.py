@@ -16,7 +16,6 @@ from remat.planning.options import SolveOptions
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
 from remat.training.step import training_step
-from remat.units.units import optimize_units
 from remat_ir import Answer, Problem
 
 CALLS: list[int] = []
@@ -152,9 +151,10 @@ class Noting(GreedyPlanner):
 
 
 @pytest.mark.parametrize(("given", "once"), [({}, 5), ({"functional_ops": ("remat_tests::pure",)}, 1)])
-def test_units_and_batches_take_the_callers_word_as_well(given: dict[str, Any], once: int) -> None:
+def test_blocks_and_batches_take_the_callers_word_as_well(given: dict[str, Any], once: int) -> None:
     module, x = nn.Sequential(model(pure)), torch.zeros(512, 64)
-    optimize_units(module, [module[0]], x, budget=remat.Fraction(0.9), planner="greedy", loss=torch.sum, **given)
+    remat.enable(nn.ModuleList(module), budget=remat.Fraction(0.9), planner="greedy", **given)
+    module(x).sum().backward()
     (planned,) = plans_of(module[0]).plans
     assert planned is not None
     assert len(planned.step.graph.once) == once
@@ -172,14 +172,14 @@ def test_units_and_batches_take_the_callers_word_as_well(given: dict[str, Any], 
     assert planner.once == {once}
 
 
-@pytest.mark.parametrize("name", ["backend", "optimize_units", "max_batch", "enable"])
+@pytest.mark.parametrize("name", ["backend", "max_batch", "enable", "enable, several"])
 def test_an_operator_that_does_not_exist_is_named(name: str) -> None:
     module, nothing = nn.Sequential(nn.Linear(2, 2)), {"budget": "1GiB", "functional_ops": ("remat_tests::nothing",)}
     calls: dict[str, Callable[[], object]] = {
         "backend": lambda: remat.backend(**nothing),
-        "optimize_units": lambda: optimize_units(module, [module[0]], (torch.ones(2, 2),), **nothing),
         "max_batch": lambda: remat.max_batch(lambda: module, lambda n: torch.ones(n, 2), **nothing),
         "enable": lambda: remat.enable(module, **nothing),
+        "enable, several": lambda: remat.enable(nn.ModuleList(module), **nothing),
     }
     with pytest.raises(remat.RematError, match="remat_tests::nothing"):
         calls[name]()

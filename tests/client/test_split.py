@@ -16,8 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat
 from remat.errors import CaptureError
-from remat.training.enable import plans_of
-from remat.units.units import optimize_units
+from remat.training.enable import backend_of, plans_of
 
 BUDGET = remat.Fraction(0.8)
 WIDTH = 16
@@ -76,16 +75,13 @@ def test_gradients_are_those_without_a_plan(mesh: Any, local: bool) -> None:
 @pytest.mark.thorough
 def test_a_better_plan_takes_over(mesh: Any) -> None:
     """One capture is compiled for two plans: torch empties what it knows of a DTensor when it compiles."""
-    model = split(mesh)
-    found = optimize_units(
-        model,
-        list(model),
-        (torch.randn(64, WIDTH),),
-        budget=BUDGET,
-        planner="greedy",
-        loss=torch.sum,
-    )
-    assert found.overhead is not None
+    model, x = split(mesh), torch.randn(64, WIDTH)
+    remat.enable(nn.ModuleList(model), budget=BUDGET, planner="greedy")
+    for _ in range(5):
+        model(x).sum().backward()
+    found = backend_of(model[0]).division
+    assert found is not None
+    assert found.overhead > 0
 
 
 @pytest.mark.thorough

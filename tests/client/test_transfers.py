@@ -23,9 +23,8 @@ from remat.lowering import transfers
 from remat.planning.profiles import DiskProfiles
 from remat.planning.summary import headline, journeys, journeys_text, moved, moves
 from remat.profiling import measure
-from remat.training.enable import plans_of
+from remat.training.enable import backend_of
 from remat.training.step import running_peak, training_step
-from remat.units.units import optimize_units
 from remat_ir import (
     Answer,
     Compute,
@@ -264,12 +263,15 @@ class Blocks(nn.Module):
 
 def test_units_of_a_model_move_their_values() -> None:
     x, model, plain = torch.randn(256, 64), Blocks(), Blocks()
-    found = optimize_units(
-        model, model.blocks, (x,), budget=remat.Fraction(0.5), planner=Mover(None), link=Link(10**12, 10**12)
-    )
-    assert found.measured_bytes <= found.budget_bytes
-    assert found.solves
-    plans = [planned for block in model.blocks for planned in plans_of(block).plans if planned is not None]
-    assert any(isinstance(step, Offload) for planned in plans for step in planned.answer.plan.steps)
+    remat.enable(model.blocks, budget=remat.Fraction(0.5), planner=Mover(None), link=Link(10**12, 10**12))
+    for _ in range(5):
+        model.zero_grad()
+        model(x).backward()
+    backend = backend_of(model.blocks[0])
+    assert backend.division is not None
+    assert any(isinstance(step, Offload) for _, plan in backend.shared.chosen() for step in plan.steps)
+    model.zero_grad()
+    step = measure.forward_backward(model, (x,))
+    assert measure.peak_memory(step).peak_bytes <= backend.division.allowed_bytes
     one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
     assert measure.differences(one, other) == []

@@ -1,8 +1,7 @@
-"""Reserved bytes of chains, joins, units and the largest batch: their budgets hold for what the driver has to give."""
+"""Reserved bytes of chains, joins, blocks and the largest batch: their budgets hold for what the driver has to give."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,19 +12,10 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_chain_training import MeanSquare
-from remat.compile.plans import UNBOUNDED
 from remat.device import Accelerator, of
-from remat.planning.budget import UnitBytes
-from remat.planning.options import SolveOptions
-from remat.planning.planner import planner_for
 from remat.profiling import measure
 from remat.profiling.room import STEPS, Room
-from remat.training.enable import plans_of
-from remat.training.job import Job
-from remat.training.memory import Whole
-from remat.units.unit import Unit
-from remat.units.units import optimize_units
-from remat_ir import readable
+from remat.training.enable import backend_of
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.test_faults import Wide
@@ -152,19 +142,19 @@ def test_a_join_reserves_what_its_rehearsal_did() -> None:
     assert seen == pytest.approx(model.reserved_bytes, rel=0.01)
 
 
-def test_units_reserve_what_their_rehearsal_did() -> None:
+def test_blocks_that_share_a_budget_reserve_no_more() -> None:
+    """What steps by the plans reserve counts: the budget is divided again for less, until it is within."""
     model, x = Blocks(), rows()
     plain = trained(measure.forward_backward(model, (x,)), torch.optim.SGD(model.parameters(), 0.0))
     optimizer = torch.optim.AdamW(model.parameters())
     budget = CONTEXT_BYTES + plain - 20 * MIB
-    found = optimize_units(model, model.blocks, (x,), budget=budget, planner="greedy", optimizer=optimizer)
-    assert found.reserved_bytes is not None
-    assert found.reserved_bytes + CONTEXT_BYTES <= budget
+    remat.enable(model.blocks, budget=budget, planner="greedy", optimizer=optimizer)
+    trained(measure.forward_backward(model, (x,)), optimizer, steps=12)
+    found = backend_of(model.blocks[0]).division
+    assert found is not None
     assert found.overhead > 0
-    assert f"{readable(found.reserved_bytes)} reserved" in str(found)
     with device.limited(budget - CONTEXT_BYTES):
-        seen = trained(measure.forward_backward(model, (x,)), optimizer)
-    assert seen == pytest.approx(found.reserved_bytes, rel=0.01)
+        assert trained(measure.forward_backward(model, (x,)), optimizer) + CONTEXT_BYTES <= budget
 
 
 def test_the_largest_batch_is_one_of_what_the_driver_gives() -> None:
@@ -195,29 +185,3 @@ def test_the_largest_batch_is_one_of_what_the_driver_gives() -> None:
         seen = trained(measure.forward_backward(planned, (x,)), optimizer)
     assert seen == pytest.approx(found.measured_bytes - CONTEXT_BYTES, rel=0.25)  # a captured step with its own plan
     assert CONTEXT_BYTES + seen <= budget
-
-
-def test_units_that_are_planned_later_keep_to_the_budget_of_the_model() -> None:
-    """By the model, from what is there when a unit is called; held to wide bounds of their own alone, they reserve
-    more than that."""
-    x, found = rows(), dict[bool, int]()
-    model = Blocks(3)
-    plain = trained(measure.forward_backward(model, (x,)), torch.optim.AdamW(model.parameters()))
-    del model
-    budget = plain - 20 * MIB
-    for bold in (False, True):
-        model = Blocks(3)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for number, block in enumerate(model.blocks):
-            unit = Unit(str(number), block, planner_for("greedy"), SolveOptions())
-            unit.size = UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4)
-            unit.whole = None if bold else Whole(model, Job(optimizer), CONTEXT_BYTES + budget)
-        device.empty_cache()
-        with contextlib.nullcontext() if bold else device.limited(budget):
-            found[bold] = trained(measure.forward_backward(model, (x,)), optimizer)
-        plans = [plan for block in model.blocks for plan in plans_of(block).plans]
-        foreseen = [plan.memory.reserved for plan in plans if plan is not None and plan.memory is not None]
-        assert len(foreseen) == (0 if bold else 3)
-        assert bold or max(foreseen) == pytest.approx(found[bold], rel=0.01)
-        del model, optimizer, unit, plans
-    assert found[False] <= budget < found[True]

@@ -178,7 +178,7 @@ def refuse_sharded(module: nn.Module) -> None:
         if name and isinstance(part, (*unit, *wrapper)):
             raise CaptureError(
                 f"FSDP shards {name} of this {_class_before(module)} as a unit of its own, so one plan of the whole is "
-                "not supported: enable remat on each unit, or make a chain of the units"
+                "not supported: enable remat on an nn.ModuleList of the units, which share one budget, or make a chain"
             )
     if any(map(_compat.sharded_by_fsdp, module.modules())):
         name = next((name for name, p in module.named_parameters() if hasattr(p, "to_local")), "a parameter")

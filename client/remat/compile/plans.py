@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -21,6 +21,7 @@ from remat_ir import (
     checkpointed,
     least_memory,
     plain_plan,
+    problem_digest,
     replay,
     verify,
     working_set,
@@ -261,12 +262,19 @@ class PlannedSizes:
         return point_of(self.priced, self.answer.plan)
 
     @functools.cached_property
-    def _curve(self) -> list[Point]:
-        return curve(self.priced, (self.least, self.plain))
+    def digest(self) -> str:
+        """Of what it poses: equal graphs, such as those of equal blocks, have plans in common."""
+        return problem_digest(Problem(self.graph.with_fixed(0), UNBOUNDED))
 
-    def points(self) -> list[Point]:
-        """Plans of it at several bounds, with what has been added."""
-        return [*self._curve, *self._more]
+    def points(self, curves: MutableMapping[str, list[Point]]) -> list[Point]:
+        """Plans of it at several bounds, with what has been added.
+
+        Args:
+            curves: those of the graphs that are known, by digest; its own is entered.
+        """
+        if self.digest not in curves:
+            curves[self.digest] = curve(self.priced, (self.least, self.plain))
+        return [*curves[self.digest], *self._more]
 
     def add(self, point: Point) -> None:
         """One more plan of it."""

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from remat_ir import Answer, Plan, Status, readable
 
@@ -24,9 +25,13 @@ from ..planning.coordinator import Coordinator
 from ..planning.division import Row, Stack, divide, least_bytes, peak_by
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
+from ..profiling.room import ATTEMPTS, Room
 from .calls import Call
 from .plans import PlannedSizes, Point, solved
 from .watched import Watching
+
+if TYPE_CHECKING:
+    from .sized import Backend
 
 log = logging.getLogger("remat")
 
@@ -55,12 +60,10 @@ class Division:
 
 
 class SharedBudget:
-    """The budget of one backend, and which plan each of its calls takes.
-
-    Args:
-        live: the plans that the backend has now.
+    """One budget, of one backend or of several, and which plan each of their calls takes.
 
     Attributes:
+        backends: those whose calls share it, by what each of them compiles, which keeps them.
         shares: whether calls may share; otherwise each has the whole of it.
         improves: whether the planner is asked for better plans than the greedy ones.
         several: whether a step has several calls, or a graph that Dynamo has broken.
@@ -68,22 +71,20 @@ class SharedBudget:
         watching: the steps that are watched, and the calls.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        planner: CoordinatedPlanner,
-        asking: SolveOptions,
-        live: Callable[[], Sequence[PlannedSizes]],
-    ) -> None:
-        self.budget, self._planner, self._asking, self._live = budget, planner, asking, live
-        self.watching = Watching(planner)
+    def __init__(self, budget: Budget, planner: CoordinatedPlanner, asking: SolveOptions) -> None:
+        self.budget, self._planner, self._asking = budget, planner, asking
+        self.backends: WeakKeyDictionary[Any, Backend] = WeakKeyDictionary()
+        self.watching = Watching(planner, isinstance(budget, int))
         self.calls = self.watching.calls
         self.shares = self.improves = True
         self.several = False
         self.division: Division | None = None
         self._table: dict[Stack, Point] = {}
         self._divided: tuple[Sequence[Row], int, int] = (), 0, 0
-        self._better: Future[list[tuple[PlannedSizes, Point]]] | None = None
+        self._curves: dict[str, list[Point]] = {}
+        self._better: Future[list[tuple[str, Point]]] | None = None
+        self._reserve: Room | None = None
+        self._lowered: list[int] = []
         self._said = False
         self._lock = threading.RLock()
 
@@ -126,8 +127,20 @@ class SharedBudget:
             if most is not None:
                 new = self.division is None or most > self.division.allowed_bytes
                 new |= not set(self.watching.of) <= set(self._table)
-                if self._ranks.most([new]) == [1]:
-                    self._divide()
+                over = self._over()
+                if self._ranks.most([new or over > 0]) == [1]:
+                    self._divide(over)
+
+    def _over(self) -> int:
+        """By how many bytes what the watched steps reserved is over the budget: that of later divisions is lowered."""
+        if self._reserve is None or self.division is None:
+            return 0
+        over = self._reserve.over(lambda: self.watching.reserved_bytes)
+        if not over or len(self._lowered) == ATTEMPTS:
+            return 0
+        less = min(self.division.allowed_bytes, self.division.predicted_bytes) - (over << len(self._lowered))
+        self._lowered.append(less)  # as `lowered` does it
+        return over
 
     def run(self, planned: PlannedSizes, inputs: Sequence[Any]) -> Any:
         """One forward pass by the plan that what is outstanding leaves to it."""
@@ -165,27 +178,35 @@ class SharedBudget:
         fits = [p for p in of_this if max(p.option.forward_bytes, p.option.backward_bytes) <= left]
         return min(fits, key=lambda p: p.option.cost_ns, default=planned.least)
 
-    def _divide(self) -> None:
+    def _divide(self, over: int) -> None:
         """Divide the budget over all that has been watched.
+
+        Args:
+            over: what is reserved by the last division, over the budget.
 
         Raises:
             BudgetTooSmall: no choice of plans fits.
         """
-        if not self.watching.agree(self._live()):
+        live = [planned for backend in self.backends.values() for planned in backend.planned]
+        if not self.watching.agree(live):
             return
         rows = list(self.watching.rows.values())
         plain = {stack: planned.plain.option for stack, planned in self.watching.of.items()}
         fixed = max(self.watching.fixed_bytes, *(planned.graph.fixed_bytes for planned in self.watching.of.values()))
         (fixed,) = self._ranks.most([fixed])
         whole = peak_by(rows, plain)
-        allowed = allowed_bytes(self.budget, self._asking.slack, fixed, whole)
+        allowed = self._allowed(fixed, whole)
         chosen = self._by_first(lambda: self._choose(rows, allowed))
+        if chosen is None and over:
+            self._lowered.pop()
+            log.warning("the allocator may reserve up to %s more than the budget", readable(over))
+            return
         if chosen is None:
             self.watching.wanted = True
             raise self._refused(rows, allowed, fixed, whole)
         self._take(rows, chosen, allowed, fixed)
         if self.improves:
-            better: Future[list[tuple[PlannedSizes, Point]]] = Future()
+            better: Future[list[tuple[str, Point]]] = Future()
             asks: list[int] = []
             self._ranks.share(lambda: asks.append(1))  # of the first rank alone
             if asks:
@@ -195,6 +216,14 @@ class SharedBudget:
             self._divided, self._better = (rows, allowed, fixed), better
             if self._asking.wait:
                 self._take_better()
+
+    def _allowed(self, fixed: int, whole: int) -> int:
+        """What the calls may take; on an accelerator others have some of it, and segments waste some."""
+        allowed = allowed_bytes(self.budget, self._asking.slack, fixed, whole)
+        if self._reserve is None and isinstance(self.budget, int):
+            self._reserve = Room(self.watching.device, self.budget, self._asking.slack, self._ranks)
+        outside = 0 if self._reserve is None else self._reserve.outside
+        return min(self._ranks.least([allowed - outside, *self._lowered]))
 
     def _by_first(self, choose: Callable[[], dict[Stack, Point] | None]) -> dict[Stack, Point] | None:
         """What the first rank chooses, on all of them."""
@@ -213,7 +242,7 @@ class SharedBudget:
 
     def _refused(self, rows: Sequence[Row], allowed: int, fixed: int, whole: int) -> BudgetTooSmall:
         """Why no choice fits, and what is enough."""
-        options = {stack: [p.option for p in planned.points()] for stack, planned in self.watching.of.items()}
+        options = {stack: [p.option for p in ways] for stack, ways in self._points().items()}
         (least,) = self._ranks.most([least_bytes(rows, options)])
         text = (
             f"no choice of plans for the {len(self.watching.of)} calls of a step fits {readable(fixed + allowed)}; "
@@ -225,8 +254,12 @@ class SharedBudget:
             text, Answer(status=Status.NOTHING_FOUND, method="division", budget_bytes=max(0, fixed + allowed))
         )
 
+    def _points(self) -> dict[Stack, list[Point]]:
+        """Plans of each call at several bounds."""
+        return {stack: planned.points(self._curves) for stack, planned in self.watching.of.items()}
+
     def _choose(self, rows: Sequence[Row], allowed: int) -> dict[Stack, Point] | None:
-        points = {stack: planned.points() for stack, planned in self.watching.of.items()}
+        points = self._points()
         found = divide(rows, {stack: [p.option for p in ways] for stack, ways in points.items()}, allowed)
         return None if found is None else {stack: points[stack][i] for stack, i in found.items()}
 
@@ -241,18 +274,19 @@ class SharedBudget:
             planned.keep([point for stack, point in chosen.items() if self.watching.of[stack] is planned])
         log.info("the budget is divided: %s", self.division)
 
-    def _ask(self, chosen: Mapping[Stack, Point], better: Future[list[tuple[PlannedSizes, Point]]]) -> None:
-        """Ask the planner, in a thread unless it is waited for, for what was picked."""
+    def _ask(self, chosen: Mapping[Stack, Point], better: Future[list[tuple[str, Point]]]) -> None:
+        """Ask the planner, in a thread unless it is waited for, for what was picked: once for equal graphs."""
         planner = self._planner.here().asked
-        picks = {(self.watching.of[stack], point): None for stack, point in chosen.items()}
+        of = self.watching.of
+        picks = {(of[stack].digest, point): of[stack].priced for stack, point in chosen.items()}
 
         def ask() -> None:
             found = []
             try:
-                for planned, point in picks:
-                    one = solved(planned.priced, point, 0, planner, self._asking)
+                for (digest, point), priced in picks.items():
+                    one = solved(priced, point, 0, planner, self._asking)
                     if one is not None:
-                        found.append((planned, one))
+                        found.append((digest, one))
             except Exception as error:  # noqa: BLE001 – the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by greedy ones: %s", error)
             better.set_result(found)
@@ -265,8 +299,8 @@ class SharedBudget:
     def _take_better(self) -> None:
         """Divide again among what the planner has made of what was picked."""
         assert self._better is not None
-        for planned, point in self._better.result():
-            planned.add(point)
+        for digest, point in self._better.result():
+            self._curves[digest].append(point)
         self._better = None
         rows, allowed, fixed = self._divided
         again = self._by_first(lambda: self._choose(rows, allowed))

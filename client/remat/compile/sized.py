@@ -109,6 +109,10 @@ class Backend:
 
     Dynamo may make sizes symbols: a new one is then traced from Dynamo's graph, and no code of the model runs again.
 
+    Args:
+        shared: the budget, where other backends have it as well.
+        of: what it compiles; None: anything.
+
     Attributes:
         calls: how many calls of its graphs have run by a plan.
     """
@@ -121,10 +125,13 @@ class Backend:
         planner: CoordinatedPlanner,
         asking: SolveOptions,
         on_progress: OnProgress | None = None,
+        shared: SharedBudget | None = None,
+        of: object = None,
     ) -> None:
         self.budget, self.given, self.asking, self.on_progress = budget, planner, asking, on_progress
         self._graphs: list[weakref.ref[SizedGraph]] = []
-        self.shared = SharedBudget(budget, planner, asking, lambda: self.planned)
+        self.shared = shared or SharedBudget(budget, planner, asking)
+        self.shared.backends[self if of is None else of] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: Lightning copies what `torch.compile` is given, and a planner's locks and threads have no copies."""

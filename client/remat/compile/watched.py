@@ -53,10 +53,15 @@ class _Moment(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class _Step:
-    """The moments of a step that is watched; one in which something is compiled shows other peaks than usual."""
+    """The moments of a step that is watched.
+
+    Attributes:
+        counts: no for one in which something is compiled, which shows other peaks than usual, and for one whose
+            beginning was not seen.
+    """
 
     moments: list[_Moment] = field(default_factory=list)
-    compiles: bool = False
+    counts: bool = True
 
     def stacks(self) -> set[Stack]:
         """The calls that run in it."""
@@ -99,8 +104,8 @@ class _Session:
         return peak_bytes + sum(each.option.held_bytes for each in self.before if each in moment.held)
 
     def quiet(self) -> list[_Step]:
-        """The steps in which nothing was compiled."""
-        return [step for step in self.steps if not step.compiles]
+        """The steps that count."""
+        return [step for step in self.steps if step.counts]
 
     def stacks(self) -> set[Stack]:
         """The calls that have been seen in such."""
@@ -125,10 +130,16 @@ class Watching:
         wanted: whether a step is to be watched: there is something new.
         rows: of each moment that was seen, the most that was there besides what the plans say.
         of: the graphs of the calls that were seen.
+        reserved_bytes: what the allocator of an accelerator had when a watch ended last, where that is asked for.
+
+    Args:
+        reserves: whether what is reserved counts: what earlier steps have left is given back before a watch.
     """
 
-    def __init__(self, planner: CoordinatedPlanner) -> None:
-        self._planner = planner
+    reserved_bytes = 0
+
+    def __init__(self, planner: CoordinatedPlanner, reserves: bool) -> None:
+        self._planner, self._reserves = planner, reserves
         self.calls = Calls(self._before_backward, self._after_backward)
         self.device = torch.device("cpu")
         self.wanted = False
@@ -151,7 +162,7 @@ class Watching:
     def compiling(self) -> None:
         """Something is compiled in this step."""
         if self._session is not None:
-            self._session.steps[-1].compiles = True
+            self._session.steps[-1].counts = False
 
     def note(self, stack: Stack) -> None:
         """A call begins, which is new where none with the same calls below it has been noted."""
@@ -164,6 +175,9 @@ class Watching:
         session = self._session
         if session is None or session.lost or session.thread is not threading.current_thread():
             return function(*inputs)
+        first = not session.accelerated and len(session.steps) == 1 and not session.steps[0].moments
+        if first and any(t.grad_fn is not None for t in tensors(inputs)):
+            session.steps[0].counts = False  # the step has made something before it, of which a CPU tells nothing
         self._note_fixed(inputs)
         self._pass_begins(session, call)
         results = function(*inputs)
@@ -207,6 +221,8 @@ class Watching:
         gc.collect()
         self._postponed = 0
         before, device = self.calls.outstanding(), of(self.device)
+        if self._reserves and isinstance(device, Accelerator):
+            device.give_back()
         session = _Session(device.watch(), threading.current_thread(), before, isinstance(device, Accelerator))
 
         def gives_way() -> None:
@@ -219,6 +235,8 @@ class Watching:
     def _close(self, session: _Session, known: Collection[Stack]) -> int | None:
         """What was watched, as rows, and the most that was there; None: a rank has seen nothing."""
         self._session = None
+        device = of(self.device)
+        self.reserved_bytes = device.memory().reserved if isinstance(device, Accelerator) else 0
         here = session.thread is threading.current_thread()  # otherwise its watch is another thread's
         seen = session.watch.stop() if here and not session.ended else []
         if self._ranks.least([bool(seen and session.quiet() and not session.lost)]) != [1]:
@@ -228,7 +246,7 @@ class Watching:
         at, worst = 0, 0
         for step in session.steps:
             for moment, part in zip(step.moments, seen[at : at + len(step.moments)], strict=True):
-                if step.compiles or (moment.call is None and not moment.held):
+                if not step.counts or (moment.call is None and not moment.held):
                     continue
                 there = session.there(moment, part.peak_bytes)
                 if there is not None:

@@ -42,12 +42,14 @@ from ..training.compared import undisturbed
 from ..training.enable import disable
 from ..training.job import Job, warn_of_update
 from ..training.step import Planned, TrainingStep
-from ..units.unit import Trace, Unit
-from ..units.units import EACH
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Actions, Run, Times, residency
+from .stage import Stage, Trace
 
 log = logging.getLogger("remat")
+
+EACH = SolveOptions(time_limit_s=20.0, max_gap=0.01)
+"""The defaults here: several graphs are solved, and one plan of each is picked."""
 
 
 class Standing(NamedTuple):
@@ -121,7 +123,7 @@ class Search:
         self.halved = self.actions.halved & set(mine)
         self.runs = [run for run in own if run.kind != "weight" or run.stage in self.halved]
         self.moments = residency(self.runs, mine)
-        self.units: list[Unit] = []
+        self.units: list[Stage] = []
         try:
             for stage in self.stages:
                 self.units.append(self._unit(stage))
@@ -131,7 +133,7 @@ class Search:
         self.model = nn.ModuleList([unit.module for unit in self.units])
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
-    def _unit(self, stage: Any) -> Unit:
+    def _unit(self, stage: Any) -> Stage:
         module, name = stage.submod, f"stage {stage.stage_index}"
         if isinstance(module, (DistributedDataParallel, *fsdp_module())):
             raise InvalidData(
@@ -143,7 +145,7 @@ class Search:
                 f"{name} has a dw_builder of its own, by which its schedule runs the second halves of backward passes: "
                 "leave it out"
             )
-        unit = Unit(name, module, self.planner, self.asking, halves, on_failure="plain")
+        unit = Stage(name, module, self.planner, self.asking, halves)
         if halves is not None:
             stage.dw_builder = halves.builder
         return unit
@@ -260,7 +262,7 @@ class Search:
             for unit in self.units:
                 if unit.halves is not None:
                     unit.halves.around = None
-        seen = [Run(s.kind, self.stages[s.unit].stage_index, 0) for s in stretches if s.kind != "between"]
+        seen = [Run(s.kind, self.stages[s.stage].stage_index, 0) for s in stretches if s.kind != "between"]
 
         def check() -> None:
             if [run[:2] for run in seen] != [run[:2] for run in self.runs]:
@@ -407,7 +409,8 @@ def optimize_pipeline(
             more steps show what is reserved.
         planner: as for `remat.optimize`; each rank asks for its own stages.
         optimizer, ema: of this rank's parameters, as for `remat.optimize`.
-        options, fields: as for `remat.optimize_units`.
+        options, fields: those of `remat.SolveOptions` that concern a step and its plan, for each solve of the
+            planner's; without an object, 20 seconds and a gap of 0.01 for each.
 
     Raises:
         CaptureError: a stage cannot be captured, on some rank.

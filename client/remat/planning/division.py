@@ -1,9 +1,9 @@
-"""One budget divided over the units of a model or the calls of a step: the plan of each, at the least total cost.
+"""One budget divided over the calls of a step: the plan of each, at the least total cost.
 
-Units whose passes are nested, forward in order and backward in reverse: an exact dynamic program over the bytes that
-the units before one hold (`allot`). Calls in any order: each moment of the step gives one inequality, what the calls
-outstanding then hold, what the one that runs needs, and what else is there come to no more than the budget (`divide`).
-HiGHS solves that where it is installed.
+Each moment of the step gives one inequality: what the calls outstanding then hold, what the one that runs needs, and
+what else is there come to no more than the budget (`divide`). HiGHS solves that where it is installed. Without it,
+nested passes, forward in order and backward in reverse, are divided by an exact dynamic program over the bytes that the
+calls before one hold (`allot`), and others greedily.
 """
 
 from __future__ import annotations
@@ -54,16 +54,6 @@ class Place(NamedTuple):
     after_bytes: int
 
 
-def peak_of(before_bytes: int, places: Sequence[Place], chosen: Sequence[Option]) -> int:
-    """The peak of a choice, in bytes; `before_bytes` is the most while no unit is held."""
-    held, worst = 0, before_bytes
-    for place, option in zip(places, chosen, strict=True):
-        worst = max(worst, _while_running(held, place, option))
-        held += option.held_bytes
-        worst = max(worst, held + place.after_bytes)
-    return worst
-
-
 def allot(places: Sequence[Place], options: Sequence[Sequence[Option]], budget_bytes: int) -> list[int] | None:
     """The option of each unit at the least total cost, such that the peak is within the budget; None: there is none."""
     states: list[State] = [(0, 0, None)]
@@ -84,12 +74,6 @@ def allot(places: Sequence[Place], options: Sequence[Sequence[Option]], budget_b
         index, past = past
         chosen.append(index)
     return chosen[::-1]
-
-
-def least_budget(before_bytes: int, places: Sequence[Place], options: Sequence[Sequence[Option]]) -> int:
-    """The least budget that some choice fits, to within a thousandth."""
-    enough = max(before_bytes, peak_of(before_bytes, places, [min(ways) for ways in options]))
-    return least_that_fits(before_bytes, enough, lambda budget: allot(places, options, budget) is not None)
 
 
 def least_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:

@@ -17,7 +17,8 @@ from ..capture.call import check_module, example_call
 from ..chains.modules import ChainedModule, ChainPlans, is_sequential
 from ..compile.carrier import Carrier
 from ..compile.plans import UNBOUNDED, Traced
-from ..planning.budget import Budget
+from ..compile.shared import Division
+from ..planning.budget import Budget, UnitBytes
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
 from ..planning.plan_file import PlannedStep, write_plan_file
@@ -26,7 +27,7 @@ from ..planning.sources import OnProgress
 from ..planning.summary import headline
 from ..profiling.profile import device_kind
 from .memory import StepPeak, summary
-from .optimize import carry_out, planning, profiled_step
+from .optimize import Planning, carry_out, planning, profiled_step
 from .step import Planned, TrainingStep
 from .traced import Trained, TrainingBackend
 
@@ -55,6 +56,9 @@ def enable(
     torch.compile and runs by the plan of its sizes, made when they are first seen; a call without runs as before. Wrap
     in DDP after this.
 
+    The modules of an `nn.ModuleList`, such as the blocks that FSDP2 shards one by one, have plans of their own inside
+    one budget, whatever else the step holds: see `docs/adoption.md`.
+
     Args:
         budget, plan, planner, optimizer, ema, on_progress, options, fields: as for `remat.optimize`.
 
@@ -62,7 +66,7 @@ def enable(
         The same module.
 
     Raises:
-        RuntimeError: it is enabled already.
+        RuntimeError: it, or one of its modules, is enabled already.
         InvalidData: as for `remat.optimize`, before anything is captured.
 
     A first call for which a plan file has no plan raises `PlanMismatch`.
@@ -70,7 +74,11 @@ def enable(
     check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
-    _enable(model, budget, asking, plan, planner, optimizer, ema, on_progress)
+    made = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress)
+    if isinstance(model, nn.ModuleList):
+        _enable_all(list(model), made)
+    else:
+        _enable(model, made, asking)
     return model
 
 
@@ -128,7 +136,8 @@ def optimize(
     refuse_enabled(model)
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
-    carrier = _enable(model, budget, asking, plan, planner, optimizer, ema, on_progress)
+    made = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress)
+    carrier = _enable(model, made, asking)
     try:
         found = carrier.plan(args, kwargs)
     except BaseException:
@@ -139,17 +148,7 @@ def optimize(
     return model
 
 
-def _enable(
-    model: nn.Module,
-    budget: Budget | None,
-    asking: SolveOptions,
-    plan: str | os.PathLike[str] | None,
-    planner: Planner | str | None,
-    optimizer: Any,
-    ema: Any,
-    on_progress: OnProgress | None,
-) -> TrainingCarrier:
-    made = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress)
+def _enable(model: nn.Module, made: Planning, asking: SolveOptions) -> TrainingCarrier:
     chosen = made.options  # of a plan file, graphs alone
     if chosen.mode == "chain" and not is_sequential(model):
         raise InvalidData(f"mode='chain' takes an nn.Sequential and one tensor, not {_name(model)}")
@@ -163,6 +162,26 @@ def _enable(
     if chosen.mode == "chain":
         carrier.stages = make_stages(model)
     return carrier
+
+
+def _enable_all(models: Sequence[nn.Module], made: Planning) -> None:
+    """Let several modules train by plans inside one budget.
+
+    Raises:
+        InvalidData: there are none, or the budget is one of a single unit.
+        RuntimeError: one is enabled already.
+    """
+    if not models:
+        raise InvalidData("there are no modules in this ModuleList to plan")
+    if isinstance(made.budget, UnitBytes):
+        raise InvalidData(f"the budget of several modules is bytes or a share of what they need, not {made.budget!r}")
+    if made.options.mode == "chain":
+        raise InvalidData("mode='chain' takes an nn.Sequential and one tensor, not a ModuleList")
+    for model in models:
+        refuse_enabled(model)
+    shared = made.shared()
+    for model in models:
+        install(model, functools.partial(made.backend, shared=shared))
 
 
 def install(
@@ -209,6 +228,8 @@ def disable(model: M) -> M:
         >>> disable(remat.enable(model, budget="100%", planner="greedy")) is model
         True
     """
+    for part in model if isinstance(model, nn.ModuleList) else ():
+        disable(part)
     forward = carrier_of(model)
     if forward is not None:
         del model.__dict__["forward"]
@@ -295,6 +316,11 @@ class Plans:
         return self._carrier.backend.peaks
 
     @property
+    def division(self) -> Division | None:
+        """What the calls of a step with several got of the budget that they share; None: it has not been divided."""
+        return self._carrier.backend.division
+
+    @property
     def calls(self) -> tuple[int, int]:
         """How many calls that give gradients have run by a plan, and how many without one."""
         return self._carrier.planned_calls, self._carrier.unplanned_calls
@@ -306,6 +332,8 @@ class Plans:
             measured = summary(self.peaks, planned)
             lines.append(f"{text}; {measured}" if measured else text)
         lines += [f"a chain of {each.chain.stages} stages" for each in self.chains]
+        if self.division is not None:
+            lines.append(str(self.division))
         if self.unplanned:
             lines.append(f"without a plan: {self.unplanned} of torch.compile's graphs at some sizes")
         return "\n".join(lines) or "nothing is planned yet: the first step makes the plan"

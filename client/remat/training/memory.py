@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from remat_ir import Plan, Problem, duration, readable
 
@@ -24,7 +24,6 @@ from ..lowering.peak import Instance, moments
 from ..planning.coordinator import Coordinator
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
-from ..profiling.fixed import all_gradients, existing_gradients
 from ..profiling.measure import Lifetimes, Window
 from ..profiling.optimizers import spread
 from ..profiling.room import ATTEMPTS, STEPS, Room, lowered
@@ -43,19 +42,6 @@ def linked(step: TrainingStep, options: SolveOptions, coordinator: Coordinator) 
     """The step with the link that options mean for its device, if they mean one."""
     link = link_for(options, device_of(step.operations.flow), coordinator)
     return step if link is None else replace(step, graph=replace(step.graph, link=link))
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """What a step that is planned by itself is a part of, and the bytes of an accelerator that this may take in all."""
-
-    model: nn.Module
-    job: Job
-    budget_bytes: int
-
-    def absent(self, step: TrainingStep) -> int:
-        """Bytes of gradients of the other parts that are not there yet: in this one's backward pass they may be."""
-        return max(0, all_gradients(self.model) - existing_gradients(self.model) - step.gradient_bytes)
 
 
 class StepRoom(Room):

@@ -21,6 +21,7 @@ from ..capture.operations import check_functional
 from ..chains.modules import ChainedModule
 from ..chains.training import StagesAsked, plan_chain, stages_budget
 from ..compile.plans import Traced
+from ..compile.shared import SharedBudget
 from ..distributed import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
@@ -35,7 +36,7 @@ from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .backward import Halves
 from .job import Job, warn_of_update
-from .memory import StepRoom, Whole, linked
+from .memory import StepRoom, linked
 from .reporting import send_names
 from .step import BUSY, Planned, TrainingStep, name_of, running_peak, traced_step
 from .traced import TrainingBackend
@@ -77,17 +78,31 @@ class Planning:
     file: PinnedPlanner | None = None
     on_progress: OnProgress | None = None
 
-    def backend(self, model: nn.Module, refuses: bool = False) -> TrainingBackend:
+    @property
+    def _divided(self) -> tuple[Budget, SolveOptions]:
+        """What the calls of a step share, and the options that go with it."""
+        if isinstance(self.budget, PlanFile):  # which has counted the slack
+            return self.budget.shared_bytes, replace(self.options, slack=1.0)
+        return self.budget, self.options
+
+    def shared(self) -> SharedBudget:
+        """A budget for several modules, which their calls share from the first step on."""
+        budget, options = self._divided
+        shared = SharedBudget(budget, self.planner, options)
+        shared.share()
+        return shared
+
+    def backend(self, model: nn.Module, refuses: bool = False, shared: SharedBudget | None = None) -> TrainingBackend:
         """The backend of a module, without plans.
 
         Args:
             refuses: whether it raises where a graph cannot be planned, whatever the options say.
+            shared: the budget, where it is one of several modules.
         """
-        options = replace(self.options, on_failure="raise") if refuses else self.options
-        counts, budget = isinstance(self.budget, int), self.budget
-        if isinstance(budget, PlanFile):  # which has counted the slack
-            options, budget = replace(options, slack=1.0), budget.shared_bytes
-        return TrainingBackend(model, self.step, self.planner, options, self.job, counts, budget, self.least, self.file)
+        budget, options = self._divided
+        options = replace(options, on_failure="raise") if refuses else options
+        given = self.planner, options, self.job, isinstance(self.budget, int), budget
+        return TrainingBackend(model, self.step, *given, self.least, self.file, shared)
 
     def step(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
         """A plan of a traced graph.
@@ -182,7 +197,6 @@ def planned_step(
     job: Job,
     known: Sequence[Planned],
     phases: Phases,
-    whole: Whole | None = None,
 ) -> Planned:
     """A plan of a step that has been priced; it is verified here, whoever made it.
 
@@ -193,19 +207,15 @@ def planned_step(
         job: what else is there, and steps the parameters.
         known: plans of other calls, the latest last. With any, nothing is waited for: one that fits, or else a quick
             plan, is used until the planner's is there.
-        whole: what the step is a part of, where that has a budget of its own in bytes of an accelerator.
 
     Raises:
         PlanningError: there is none.
     """
     problem = _problem(step.graph, budget, options, known)
     _tell_of_checkpoints(step, budget, problem)
-    if whole is None:
-        absent = step.fixed["gradients"] - existing_gradients(module)
-        room = StepRoom(step, budget, options.slack, job, absent, planner.coordinator)
-        problem = room.planned(problem)
-    else:
-        room = StepRoom(step, whole.budget_bytes, 1.0, whole.job, whole.absent(step), planner.coordinator)
+    absent = step.fixed["gradients"] - existing_gradients(module)
+    room = StepRoom(step, budget, options.slack, job, absent, planner.coordinator)
+    problem = room.planned(problem)
     asked = _Asked(step, planner, options, known, phases, budget)
 
     def over(_: Problem, answer: Answer) -> int:

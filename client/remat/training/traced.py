@@ -15,6 +15,7 @@ from remat_ir import Plan
 
 from .. import generators
 from ..compile.plans import PlannedSizes, Run, Traced, point_of
+from ..compile.shared import SharedBudget
 from ..compile.sized import Backend, SizedGraph
 from ..device import capturing
 from ..device_flags import device_failed
@@ -161,6 +162,7 @@ class TrainingBackend(Backend):
         budget: of a whole step, where it has several calls; `make_plan` has its own for a step of one.
         make_least: as `make_plan` for such calls: by the plan that holds least; None: each has the whole budget.
         file: has plans of its own for such calls; no planner is asked for others then.
+        shared: the budget, where it is one of several modules.
     """
 
     def __init__(
@@ -174,8 +176,9 @@ class TrainingBackend(Backend):
         budget: Budget = WHOLE,
         make_least: MakePlan | None = None,
         file: PinnedPlanner | None = None,
+        shared: SharedBudget | None = None,
     ) -> None:
-        super().__init__(budget, planner, asking)
+        super().__init__(budget, planner, asking, shared=shared, of=model)
         self._model, self._make_plan = weakref.ref(model), make_plan  # Dynamo holds the backend as long as the code
         self._make_least, self.shared.shares = make_least, make_least is not None
         self._file, self.shared.improves = file, file is None
@@ -186,6 +189,12 @@ class TrainingBackend(Backend):
 
     def _measured(self, planned: Planned, found: StepPeak) -> None:
         measured(self.given.here(), planned, found)
+
+    @property
+    def _models(self) -> nn.Module:
+        """The module, or all those that share its budget."""
+        found = [*self.shared.backends]
+        return found[0] if len(found) == 1 else nn.ModuleList(found)
 
     @property
     def takes_parts(self) -> bool:
@@ -206,8 +215,7 @@ class TrainingBackend(Backend):
             CaptureError, PlanningError: there is none.
         """
         alike = [each for other in self.graphs if other.frame == graph.frame for each in other.made.values()]
-        model = self._model()
-        assert model is not None
+        model = self._models
         known = [each.known() for each in alike if isinstance(each, Trained)]
         planned = self._make_plan(model, traced, known)
         stay = 0 if self._job is None else self._job.gradients(model, True)
@@ -221,10 +229,8 @@ class TrainingBackend(Backend):
             CaptureError: the graph cannot be planned.
             PlanMismatch: a plan file has no plan of it, and must.
         """
-        model = self._model()
-        assert model is not None
         assert self._make_least is not None
-        planned = self._make_least(model, traced, ())
+        planned = self._make_least(self._models, traced, ())
         made = Trained.of(planned, None, self.asking.on_failure)
         for plan in [] if self._file is None else self._file.plans_of(made.graph):
             made.add(point_of(made.priced, plan))

@@ -1,4 +1,4 @@
-"""One module that is planned next to others inside one budget, and a training step watched from unit to unit."""
+"""One stage of a pipeline, planned next to the others of its rank, and a step watched from pass to pass."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from ..compile.plans import UNBOUNDED, Traced, unit_problem
 from ..device import Interval, of
 from ..errors import CaptureError
 from ..planning.budget import UnitBytes
-from ..planning.division import Option, Place
-from ..planning.options import OnFailure, SolveOptions
+from ..planning.options import SolveOptions
 from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner
 from ..training.backward import Halves
 from ..training.enable import install, refuse_enabled
 from ..training.job import Job
-from ..training.memory import Whole
 from ..training.optimize import carry_out, planned_step, profiled_step
 from ..training.step import Planned, TrainingStep
 from ..training.traced import TrainingBackend
 
 
-class Unit:
-    """One unit: first it runs by the plan that holds least, then within what it was given.
+class Stage:
+    """One stage: first it runs by the plan that holds least, then within what it was given.
 
     Args:
         halves: runs the second halves of its backward passes; None: they are whole.
 
     Attributes:
         size: within which calls of other sizes than the trial's are planned; None: nothing is picked yet.
-        whole: the model, where its budget is one of bytes of an accelerator, which those calls are held to as well.
+        failed: why it could not be captured.
     """
 
     def __init__(
@@ -48,17 +46,15 @@ class Unit:
         planner: CoordinatedPlanner,
         asking: SolveOptions,
         halves: Halves | None = None,
-        on_failure: OnFailure = "raise",
     ) -> None:
         self.name, self.module, self.halves = name, module, halves
         self.step: TrainingStep | None = None
         self.size: UnitBytes | None = None
-        self.whole: Whole | None = None
         self.failed: CaptureError | None = None
         self.first: Planned
         self._planner, self._asking = planner, asking
         refuse_enabled(module)
-        options = replace(asking, self_check=False, on_failure=on_failure)
+        options = replace(asking, self_check=False, on_failure="plain")
         self.carrier = install(module, lambda model: TrainingBackend(model, self._make_plan, planner, options))
 
     def _make_plan(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
@@ -70,13 +66,10 @@ class Unit:
             job = Job()
             given = self._planner, self._asking, job, known, phases
             step = profiled_step(model, traced, *given, halves=self.halves)
-            return planned_step(step, model, self.size, *given, whole=self.whole)
+            return planned_step(step, model, self.size, *given)
         try:
             if self.step is not None and self.carrier.backend.trained:
-                raise CaptureError(
-                    f"{self.name} runs twice in one step, with two kinds of arguments or in parts, which a budget for "
-                    "units cannot follow yet"
-                )
+                raise CaptureError(self._twice)
             self.step = profiled_step(model, traced, self._planner, self._asking, None, (), phases, halves=self.halves)
             self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         except CaptureError as error:
@@ -85,7 +78,7 @@ class Unit:
         return self.first
 
     def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
-        """A plan of this unit within its bounds, verified; compiled in the unit's next call, under the state there."""
+        """A plan of it within its bounds, verified; compiled in the stage's next call, under the state there."""
         assert self.step is not None
         problem = unit_problem(self.step.graph, size)
         return carry_out(self.step, problem, Answer.of_plan(problem, plan, method="greedy"))
@@ -94,15 +87,19 @@ class Unit:
         """Let calls of the kind of the trial run by a plan.
 
         Raises:
-            CaptureError: the trial called the unit with two kinds of arguments.
+            CaptureError: the trial called the stage with two kinds of arguments.
         """
         made = self.carrier.backend.trained
         if len(made) != 1:
-            raise CaptureError(
-                f"{self.name} runs twice in one step, with {len(made)} kinds of arguments or in parts, which a "
-                "budget for units cannot follow yet"
-            )
+            raise CaptureError(self._twice)
         made[0].use(planned)
+
+    @property
+    def _twice(self) -> str:
+        return (
+            f"{self.name} runs with two kinds of arguments or in parts in one step, which the budget of a rank cannot "
+            "follow yet"
+        )
 
 
 Pass: TypeAlias = Literal["forward", "backward", "weight", "between"]
@@ -114,18 +111,18 @@ so that these seem to stay."""
 
 
 class Stretch(NamedTuple):
-    """A stretch of a step: a pass of a unit, or what lies between two of them (`unit` is -1).
+    """A stretch of a step: a pass of a stage, or what lies between two of them (`stage` is -1).
 
     `peak_bytes` is above what was there before the step.
     """
 
     kind: Pass
-    unit: int
+    stage: int
     peak_bytes: int
 
 
 class Trace:
-    """The allocator's events of one step, cut where units begin and end."""
+    """The allocator's events of one step, cut where passes of stages begin and end."""
 
     def __init__(self, device: torch.device) -> None:
         self._watch = of(device).watch()
@@ -141,7 +138,7 @@ class Trace:
         return [min(same, key=lambda stretch: stretch.peak_bytes) for same in zip(*seen, strict=True)]
 
     def watch(self, run: Callable[[], object]) -> list[Stretch]:
-        """Run a step whose units' plans are `marked`, and say what was seen."""
+        """Run a step whose stages' plans are `marked`, and say what was seen."""
         self._watch.start()
         try:
             result = run()
@@ -150,84 +147,38 @@ class Trace:
         del result
         return [_stretch(part) for part in seen]
 
-    def marked(self, planned: Planned, unit: int) -> Planned:
+    def marked(self, planned: Planned, stage: int) -> Planned:
         """A plan that tells when its passes begin and end."""
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
             self.cut("between")
             gradients = function(args)
-            self.cut("backward", unit)
+            self.cut("backward", stage)
             return gradients
 
         def run(*given: Any) -> Any:
             self.cut("between")
             output = planned.run(*given, around=backward)
-            self.cut("forward", unit)
+            self.cut("forward", stage)
             return output
 
         return replace(planned, run=run)
 
-    def around_second_half(self, unit: int) -> Callable[[Callable[[], None]], None]:
-        """What tells when the second halves of a unit's backward passes begin and end."""
+    def around_second_half(self, stage: int) -> Callable[[Callable[[], None]], None]:
+        """What tells when the second halves of a stage's backward passes begin and end."""
 
         def around(run: Callable[[], None]) -> None:
             self.cut("between")
             run()
-            self.cut("weight", unit)
+            self.cut("weight", stage)
 
         return around
 
-    def cut(self, kind: Pass, unit: int = -1) -> None:
+    def cut(self, kind: Pass, stage: int = -1) -> None:
         """What has been since the last cut was this."""
-        self._watch.cut(f"{kind} {unit}")
+        self._watch.cut(f"{kind} {stage}")
 
 
 def _stretch(part: Interval) -> Stretch:
-    kind, unit = part.label.split()
-    return Stretch(kind, int(unit), part.peak_bytes)  # type: ignore[arg-type]
-
-
-class Rest(NamedTuple):
-    """What a model needs besides its units: their order, the most while none is held, and the rest around each."""
-
-    order: tuple[int, ...]
-    before_bytes: int
-    places: tuple[Place, ...]
-
-
-def rest_of(stretches: Sequence[Stretch], plans: Sequence[Option], names: Sequence[str]) -> Rest:
-    """What the stretches of a step leave when the units' own bytes, by the plans that they ran by, are taken off.
-
-    Raises:
-        CaptureError: a unit did not run once forward and once backward, or the passes are not nested.
-    """
-    held, before = 0, 0
-    stack: list[int] = []
-    order: list[int] = []
-    forward: dict[int, int] = {}
-    backward: dict[int, int] = {}
-    after: dict[int, int] = {}
-    for kind, unit, peak in stretches:
-        if kind == "between" and stack:
-            after[stack[-1]] = max(peak - held, after.get(stack[-1], peak - held))
-        elif kind == "between":
-            before = max(before, peak)
-        elif kind == "forward":
-            if unit in forward:
-                raise CaptureError(f"{names[unit]} runs twice in one step, which a budget for units cannot follow yet")
-            forward[unit] = peak - held - plans[unit].forward_bytes
-            held += plans[unit].held_bytes
-            stack.append(unit)
-            order.append(unit)
-        else:
-            if not stack or stack.pop() != unit:
-                raise CaptureError(
-                    f"the backward pass of {names[unit]} does not come in the reverse order of the forward passes, so "
-                    "what the units hold together cannot be told from what each of them holds"
-                )
-            held -= plans[unit].held_bytes
-            backward[unit] = peak - held - plans[unit].backward_bytes
-    missing = [name for unit, name in enumerate(names) if unit not in backward]
-    if missing:
-        raise CaptureError(f"{missing[0]} does not run forward and backward in a training step of the model")
-    return Rest(tuple(order), before, tuple(Place(forward[u], backward[u], after[u]) for u in order))
+    kind, stage = part.label.split()
+    return Stretch(kind, int(stage), part.peak_bytes)  # type: ignore[arg-type]
