@@ -26,6 +26,7 @@ from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
+from remat.trainers import PlannedRuns
 from remat.training.enable import backend_of, plans_of
 from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, Plan, Problem, budget_at, plain_plan, problem_digest, replay, verify
@@ -278,6 +279,25 @@ def test_a_copy_shares_the_budget_and_a_plan_file_has_all_of_it(tmp_path: Path) 
     copied = copy.deepcopy(model)
     copied(x).backward()
     assert backend_of(copied.blocks[0]).shared is backend_of(model.blocks[0]).shared
+
+
+class Runs(PlannedRuns):
+    """As the callbacks of the trainers are, of none."""
+
+    kind = "none"
+
+
+def test_a_trainers_callback_takes_a_list_for_its_part() -> None:
+    """What a run has left that ended by an exception is undone first; at the end nothing is enabled."""
+    model, runs = Model(2), Runs("60%", planner="greedy")
+    for _ in range(2):
+        runs.begin(model.blocks, None, accumulate=1, clips=False)
+        model(numbers(64, 32)).backward()
+        assert [plans_of(block).calls for block in model.blocks] == [(1, 0), (1, 0)]
+    runs.leave()
+    for block in model.blocks:
+        with pytest.raises(RuntimeError, match="not enabled"):
+            plans_of(block)
 
 
 @pytest.mark.slow

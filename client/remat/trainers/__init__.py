@@ -12,7 +12,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..training.enable import carrier_of, disable, enable
+from ..training.enable import carriers_of, disable, enable
 from ..training.optimize import check_training
 
 
@@ -63,8 +63,7 @@ class PlannedRuns:
         Raises:
             RuntimeError: the user has enabled plans already.
         """
-        left = carrier_of(model)
-        if left is not None and left.trainer == self.kind:
+        if any(left.trainer == self.kind for left in carriers_of(model)):
             disable(model)
         steps, clips = max(self.options.accumulate, accumulate), self.options.clip_grad_norm or clips
         enable(
@@ -76,11 +75,12 @@ class PlannedRuns:
             options=replace(self.options, accumulate=steps, clip_grad_norm=clips),
         )
         self._planned = model
-        model.__dict__["forward"].trainer = self.kind
         config: Any = getattr(model, "config", None)
-        if getattr(config, "use_cache", None):
-            config.use_cache = False
-            model.__dict__["forward"].undo = functools.partial(setattr, config, "use_cache", True)
+        for carrier in carriers_of(model):
+            carrier.trainer = self.kind
+            if getattr(config, "use_cache", None):
+                config.use_cache = False
+                carrier.undo = functools.partial(setattr, config, "use_cache", True)
 
     def leave(self) -> None:
         """Leave the module as it was."""

@@ -245,6 +245,12 @@ def carrier_of(model: object) -> TrainingCarrier | None:
     return found if isinstance(found, Carrier) else None
 
 
+def carriers_of(model: nn.Module) -> list[TrainingCarrier]:
+    """What runs a module by plans, or those of an `nn.ModuleList`."""
+    parts = model if isinstance(model, nn.ModuleList) else [model]
+    return [found for part in parts if (found := carrier_of(part)) is not None]
+
+
 def backend_of(model: nn.Module) -> TrainingBackend:
     """The backend that a module runs behind.
 
