@@ -6,14 +6,13 @@ weight w that prove L, over the columns' box [l, u] as in the checker,
 
     min Σ |d_r|     Σ_j z_j − Σ_r b_r (y + d)_r ≥ L,     z_j ≤ x (c + Aᵀ(y + d))_j for x = l_j and u_j.
 
-It is solved twice, small changes being charged more the second time. What can still be spared is spent on fewer digits,
-and on taking over more multipliers one by one. What two leaves have in common is written once when a certificate is
-compressed. All of this is in floating point: what comes out must be checked like any other certificate.
+It is solved twice, small changes being charged more the second time. What can still be spared is spent on fewer digits.
+What two leaves have in common is written once when a certificate is compressed. All of this is in floating point: what
+comes out must be checked like any other certificate.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -133,7 +132,6 @@ class Shorter:
             if rough.bound() > enough:
                 point = rough
                 break
-        point.approach(before, enough)
         return point.y
 
     def _nearest(
@@ -222,10 +220,10 @@ def _whole(numbers: Floats) -> bool:
 
 
 class Point:
-    """A leaf's multipliers as they change one by one, and what they prove within its box, in ns."""
+    """A leaf's multipliers, and what they prove within its box, in ns."""
 
     def __init__(self, on: Shorter, y: Floats, box: Mapping[Column, int], empty: bool) -> None:
-        self._on, self.y = on, y.copy()
+        self.y = y
         self.low, self.high = np.zeros(len(on.upper)), on.upper.copy()
         for column, fixed in box.items():
             self.low[on.place[column]] = self.high[on.place[column]] = fixed
@@ -241,33 +239,3 @@ class Point:
     def size(self) -> float:
         """Of the numbers that the bound is the sum of."""
         return abs(self._proved) + float(np.abs(self.weight * self.high).sum())
-
-    def approach(self, other: Floats, enough: float) -> None:
-        """Take over multipliers one by one, the cheapest first, as long as the bound is above `enough`."""
-        spare = self.bound() - enough
-        waiting = [(self._loss(r, other[r]), r) for r in np.flatnonzero(self.y != other).tolist()]
-        heapq.heapify(waiting)
-        while waiting:
-            _, r = heapq.heappop(waiting)
-            loss = self._loss(r, other[r])
-            if waiting and loss > waiting[0][0]:
-                # another one is cheaper by now; one that is too expensive may become cheaper, but seldom does
-                if loss < spare:
-                    heapq.heappush(waiting, (loss, r))
-            elif loss < spare:
-                spare -= loss
-                self._set(r, other[r])
-
-    def _loss(self, r: int, multiplier: float) -> float:
-        """What the bound falls by if a row gets another multiplier."""
-        more, index = multiplier - self.y[r], self._on.index[r]
-        weight, low, high = self.weight[index], self.low[index], self.high[index]
-        after = weight + more * self._on.value[r]
-        gained = np.minimum(after * low, after * high) - np.minimum(weight * low, weight * high)
-        return float(more * self._on.most[r] - gained.sum())
-
-    def _set(self, r: int, multiplier: float) -> None:
-        more = multiplier - self.y[r]
-        self.weight[self._on.index[r]] += more * self._on.value[r]
-        self._proved -= more * self._on.most[r]
-        self.y[r] = multiplier
