@@ -21,6 +21,9 @@ class Scale:
     A sum of floored costs is at most the sum of the costs. In a memory row Σ a x ≤ b over binaries, floor(a / u) x sums
     to an integer that is at most b / u, so its right side may be floored too. Where the units divide everything (the
     greatest common divisors, the usual case) nothing is lost.
+
+    In whole bytes HiGHS's own branch and bound claims too much: of made-resnet50 at half of its memory that no plan
+    adds less than 7.358 %, where one adds 7.340 %.
     """
 
     cost_ns: int
