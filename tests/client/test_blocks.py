@@ -20,7 +20,7 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from remat.compile.shared import Division
-from remat.planning.budget import UnitBytes, bounded, bytes_of
+from remat.planning.budget import Budget, UnitBytes, bounded, bytes_of
 from remat.planning.division import Option, Place, allot
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
@@ -150,7 +150,7 @@ def test_a_bound_on_what_is_held_is_kept() -> None:
     assert held(planned.answer.plan) <= least
 
 
-def divided(blocks: nn.ModuleList, step: Callable[[], object], budget: remat.Budget, **given: Any) -> Division:
+def divided(blocks: nn.ModuleList, step: Callable[[], object], budget: Budget, **given: Any) -> Division:
     """Enable the blocks, and train until their budget has been divided."""
     remat.enable(blocks, budget=budget, **given)
     for _ in range(5):
