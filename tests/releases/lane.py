@@ -42,7 +42,7 @@ def made(release: str, folder: Path) -> Path:
         raise NotThere(f"torch {release}: not run, since the package index of this machine does not have it")
     if done.returncode:
         sys.exit(done.stderr)
-    freeze = subprocess.run((str(python), "-m", "pip", "freeze"), check=True, capture_output=True, text=True)
+    freeze = subprocess.run((str(python), "-m", "pip", "freeze", "--all"), check=True, capture_output=True, text=True)
     there = freeze.stdout.splitlines()  # the release asks for CUDA libraries of its own
     names = set(map(_package, there))
     there += [pin for pin in (ROOT / "constraints.txt").read_text().splitlines() if _package(pin) not in names]
