@@ -80,7 +80,7 @@ class PlannedRuns:
             carrier.trainer = self.kind
             if getattr(config, "use_cache", None):
                 config.use_cache = False
-                carrier.undo = functools.partial(setattr, config, "use_cache", True)
+                carrier.undo = functools.partial(setattr, config, "use_cache", True)  # type: ignore[method-assign]
 
     def leave(self) -> None:
         """Leave the module as it was."""
