@@ -28,7 +28,7 @@ def train(training: Training, variant: str) -> None:
     optimizer = torch.optim.AdamW(trained, 1e-3)
     generator = torch.Generator().manual_seed(1)
     for step in range(40):
-        rows, size = 3 if step % 10 == 9 else 4, 16 if step % 4 == 2 else 8
+        rows, size = 3 if step % 10 == 9 else 4, {2: 24, 3: 20}.get(step % 4, 16)
         clean = torch.rand(rows, 3, size, size, generator=generator)
         noise = torch.randn(clean.shape, generator=generator)
         when = torch.randint(0, 100, (rows,), generator=generator)
