@@ -59,7 +59,7 @@ class Improving:
 def tight_answer(problem: Problem) -> Answer:
     """A plan within a smaller budget, if there is one."""
     fixed = problem.graph.fixed_bytes
-    for share in (0.7, 0.8, 0.9):
+    for share in (0.5, 0.6, 0.7, 0.8, 0.9):
         tight = Problem(problem.graph, fixed + int(share * (problem.budget_bytes - fixed)))
         found = greedy_answer(tight)
         if found.plan is not None:
