@@ -23,7 +23,7 @@ from ..lift import LiftedIncumbent
 from ..options import Options, flag, whole
 from ..portfolio import Member, give_way
 from ..search.every import MOST_VALUES, try_every_plan
-from ..search.local import Search, least_plan, move_s
+from ..search.local import Search, Starts, least_plan, move_s
 from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
 from ..transfers.method import TransferOptions, keep_recompute_offload
@@ -103,10 +103,11 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
 
 @dataclass
 class _Run:
-    """What the stages of one solve share: `least` is the plan of least memory so far."""
+    """What the stages of one solve share: `starts` of the search, and `least`, the plan of least memory so far."""
 
     incumbent: Incumbent
     options: AutoOptions
+    starts: Starts
     least: Plan
     search: Search | None = None
     blocks_tried: bool = False
@@ -157,7 +158,7 @@ def _take(run: _Run, stages: tuple[_Stage, ...]) -> None:
 
 def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
     """A first plan, then search and proof side by side."""
-    run = _Run(incumbent, options, plain_plan(incumbent.problem.graph))
+    run = _Run(incumbent, options, Starts(incumbent, options.seed), plain_plan(incumbent.problem.graph))
     # of a chain's lift the chain has been solved, by its blocks too
     run.blocks_tried = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
     _take(run, _FIRST)
@@ -190,12 +191,12 @@ def _in_turn(run: _Run) -> None:
         _take(run, _SEARCH[:-1])
         left_s = (_SEARCH_SHARE if options.proof else 1.0) * incumbent.deadline.remaining()
         most = run.searching().moves + int(left_s / move_s(run.graph))
-        run.searching().run(incumbent, most)
+        run.searching().run(incumbent, most, between=run.starts.run)
     if options.proof and not incumbent.stopped():
         with Engine("highs", memory_bytes=options.memory_bytes) as engine:
             _prove(run, engine)
     if options.search and not (incumbent.stopped() or incumbent.exhausted):
-        run.searching().run(incumbent)
+        run.searching().run(incumbent, between=run.starts.run)
 
 
 def _prove(run: _Run, engine: Engine) -> None:
@@ -203,6 +204,7 @@ def _prove(run: _Run, engine: Engine) -> None:
     Proof(
         incumbent,
         polish=polished(incumbent),
+        exceeding=run.starts.add,
         memory_bytes=options.memory_bytes,
         second=partial(_windows, incumbent, options.seed),
     ).run(engine)
@@ -237,7 +239,10 @@ def _search(run: _Run) -> None:
 
 def _moves(run: _Run, most: int | None = None) -> None:
     """The search, for so many moves or until the end."""
-    run.searching().run(run.incumbent, most)
+    if most is None:
+        run.searching().run(run.incumbent, between=run.starts.run)
+    else:
+        run.searching().run(run.incumbent, most)
 
 
 def _blocks(run: _Run) -> None:

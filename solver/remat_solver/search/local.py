@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from remat_ir import Graph, Plan
@@ -212,6 +213,11 @@ class Search:
                 return True
         return False
 
+    def cool(self, moves: int, hot: float, each: Callable[[], bool]) -> bool:
+        """Anneal once at the usual penalty weight, whatever it has risen to; whether `each` ended it."""
+        self._weight = self._usual_weight
+        return self.cycle(moves, hot, each)
+
     def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
         """Look for a first schedule within the budget, at a high penalty weight; whether there is one.
 
@@ -239,14 +245,25 @@ class Search:
         self._weight = self._usual_weight
         return self.plan()
 
-    def run(self, incumbent: Incumbent, iterations: int | None = None) -> None:
+    def run(
+        self,
+        incumbent: Incumbent,
+        iterations: int | None = None,
+        between: Callable[[int], object] = lambda moves: None,
+    ) -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
 
-        Between cycles it goes on from the incumbent's plan where that is cheaper. The result for a given number of
-        moves depends on the seed alone, as long as nobody else offers plans.
+        Between cycles it goes on from the incumbent's plan where that is cheaper. `between` is called after every slice
+        with the number of moves made. The result for a given number of moves depends on the seed alone, as long as
+        nobody else offers plans.
         """
         delivery = Delivery(self, incumbent)
-        if incumbent.plan is None and not self.seek(delivery.check, iterations):
+
+        def check() -> bool:
+            between(self.moves)
+            return delivery.check()
+
+        if incumbent.plan is None and not self.seek(check, iterations):
             return
         delivery.deliver()
         for number, length in enumerate(cycles()):
@@ -257,12 +274,12 @@ class Search:
                 self.adopt(theirs.computes)
             if self.cost_ns is None and number % 2:
                 # the plan that is known has no equal among schedules
-                self.seek(delivery.check, moves)
+                self.seek(check, moves)
             else:
                 hot = start_of(number, moves, self.graph.ops)
                 # from nothing where it starts hot, else from the best, which its first moves disturb
                 self.restart() if hot == HOT else self.resume_best()
-                self.cycle(moves, hot, delivery.check)
+                self.cycle(moves, hot, check)
             delivery.deliver()
 
 
@@ -316,3 +333,40 @@ def least_plan(
                 plan, peak = better, peak_of(graph, better)
                 step = max(_LARGEST_STEP, 1 - _LARGER * (1 - step))
     return plan
+
+
+_STARTS_KEPT = 4
+_START_MOVES = 8 * SLICE
+"""Moves of one cycle: where a few short ones lead differs more than where a long one does."""
+
+
+class Starts:
+    """A search that makes short cool cycles from the last few sequences of relaxations, in turn, the newest first.
+
+    Any thread may add a sequence; one thread runs the search.
+    """
+
+    def __init__(self, incumbent: Incumbent, seed: int) -> None:
+        self._incumbent, self._seed = incumbent, seed
+        self._recent: deque[Sequence[int]] = deque(maxlen=_STARTS_KEPT)
+        self._new = 0
+        self._search: Search | None = None
+
+    def add(self, sequence: Sequence[int]) -> None:
+        """Take a sequence, which is the next one; the oldest is forgotten."""
+        self._recent.appendleft(sequence)
+        self._new = 0
+
+    def run(self, moves: int) -> None:
+        """Go on until so many moves have been made since the first call, where there are starts at all."""
+        problem = self._incumbent.problem
+        while self._recent:
+            search = self._search = self._search or Search(problem.graph, problem.budget_bytes, self._seed)
+            if search.moves >= moves:
+                return
+            start = self._recent[self._new % len(self._recent)]
+            self._new += 1
+            delivery = Delivery(search, self._incumbent)
+            if not search.adopt(start) or search.cool(_START_MOVES, (COOL, COOLEST)[self._new % 2], delivery.check):
+                return
+            delivery.deliver()

@@ -149,7 +149,7 @@ class Proof:
     """Raises the bound of an incumbent, and offers the plans that its relaxations lead to.
 
     `polish` is handed each sequence that a relaxation's solution leads to, whether or not it fits, and may make a
-    plan of it; it must return soon.
+    plan of it; it must return soon. `exceeding` is handed those that do not fit, and those of points on the way.
     `memory_bytes` is what an engine that is started here may use, as in `Engine`.
     `second` is called once, after the first linear program, with the engine: another way to a bound.
 
@@ -163,6 +163,7 @@ class Proof:
         incumbent: Incumbent,
         *,
         polish: Callable[[list[int]], None] | None = None,
+        exceeding: Callable[[list[int]], None] | None = None,
         memory_bytes: int = 0,
         second: Callable[[Engine], None] | None = None,
     ) -> None:
@@ -171,7 +172,7 @@ class Proof:
         self.refinement = Refinement(self.view)
         self.out_of_memory = False
         self.out_of_time = False
-        self._polish = polish
+        self._polish, self._exceeding = polish, exceeding
         self._memory_bytes = memory_bytes
         self._second = second
         self._far = True
@@ -441,4 +442,6 @@ class Proof:
         fits, known = run.peak <= self.view.capacity, self.incumbent.cost_ns
         if known is None or (fits and int(self.view.cost[run.order].sum()) < known):
             self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), _SOURCE)
+        if not fits and self._exceeding is not None:
+            self._exceeding(run.order.tolist())
         return fits
