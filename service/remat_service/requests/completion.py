@@ -96,12 +96,12 @@ async def write_answers(
     endings: Sequence[tuple[Any, Answer]],
     plan_id: str | None,
     proof_id: str | None,
-    from_store: bool = False,
+    source: str | None = None,
 ) -> None:
     """Write the final answers, given in net bytes, of requests that share a plan and a certificate.
 
     Args:
-        from_store: nothing was solved for them, although they were queued: they are hits.
+        source: where in the store it is from, although they were queued; None: it was solved.
     """
     if not endings:
         return
@@ -120,7 +120,7 @@ async def write_answers(
     )
     rows = []
     for row, answer in endings:
-        cache = "hit" if from_store else row.cache
+        cache = source or row.cache
         said = document(answer, row.fixed_bytes, id=row.id, cache=cache)
         signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "cache": cache, "answer": said}
         seal = context.seals.sealed("requests", signed)["seal"]

@@ -238,7 +238,7 @@ class Submission:
 
     async def _answer_from_store(self, looked: _Looked) -> Taken:
         context, keys, net, known = self.context, looked.keys, looked.net, looked.known
-        result = "near" if known.carried else "hit"
+        result = known.source
         answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
         proof, proof_id = known.certificate(answer.restricted_to)
         row = self._keyed_row(keys)

@@ -151,14 +151,17 @@ class SolveRun:
             self.look_s = max(limit, self.context.settings.look_up_s)
             known = Stored(self.claim.net, certify=self.claim.keys.certify) if fresh else await self._looked_up()
             left = limit - self.record.spent_s
-            final = left <= NEARLY_S or (not fresh and known.is_final(gap, limit))
+            found = not fresh and known.is_final(gap, limit)
+            final = found or left <= NEARLY_S
             if final:
                 outcome = known.answer(self.claim.row.method, gap, waiting[0].digest)
                 if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
                     outcome = replace(outcome, limit="time", message="")
             else:
                 outcome, known = await self._round(waiting[0].digest, left, gap, known)
-            if await self._settle(outcome, known, waiting if final else ()):
+            # nothing was solved where the look at a POST was too short for what this one has found
+            source = known.source if found and self.record.spent_s == 0 else None
+            if await self._settle(outcome, known, waiting if final else (), source):
                 self._observe(outcome)
                 return outcome
 
@@ -298,11 +301,14 @@ class SolveRun:
         )
         return stored.with_claims(said), stored
 
-    async def _settle(self, outcome: Answer, known: Stored, ended: Sequence[Any] = ()) -> bool:
+    async def _settle(
+        self, outcome: Answer, known: Stored, ended: Sequence[Any] = (), source: str | None = None
+    ) -> bool:
         """End every request that the outcome satisfies; True when none is left and the solve has ended too.
 
         Args:
             ended: requests for which nothing more is to come, whatever the outcome says.
+            source: where in the store the answer is from; None: it was solved.
         """
         all_told = {request.id for request in ended}
         context, claim = self.context, self.claim
@@ -324,8 +330,7 @@ class SolveRun:
             if proof is not None and proof_id is None:
                 key, budget = claim.row.graph_key, claim.net.budget_bytes
                 proof_id = await context.store.put_proof(connection, key, budget, proof)
-            from_store = bool(ended) and self.record.spent_s == 0  # the look at its POST was too short to find it
-            await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id, from_store)
+            await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id, source)
             finished = len(endings) == len(waiting)
             if finished:
                 await self.record.write(

@@ -131,6 +131,11 @@ class Stored:
         found = look.inside if proof is self.inside else look.too_small if self.proves_none else look.proof
         return proof, found.id if found is not None and found.data == proof.data else None
 
+    @property
+    def source(self) -> str:
+        """What an answer of it says of the cache: "near" where something came from a graph with other costs."""
+        return "near" if self.carried else "hit"
+
     def is_final(self, max_gap: float, time_limit_s: float) -> bool:
         """Whether what is known answers a request, by the rules above."""
         effort = self.effort

@@ -170,7 +170,7 @@ async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
         reasons += await _differences(context, caller, keys, net)
     elif stored.effort is None:
         reasons.append(f"This graph is stored, but {ask.method!r} has not been run at this budget.")
-    result = "miss" if not final else "near" if stored.carried else "hit"
+    result = stored.source if final else "miss"
     return {"result": result, "digest": keys.digest, "reasons": reasons}
 
 
