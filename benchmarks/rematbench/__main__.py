@@ -4,6 +4,7 @@
     python -m benchmarks.rematbench --all --seconds 60       all instances, all methods: for who has a day
     python -m benchmarks.rematbench --folder DIR           the graphs of others' node-link files, such as Moccasin's
     python -m benchmarks.rematbench --table                  the table of the rows that there are
+    python -m benchmarks.rematbench --store                  take them up in benchmarks/results, and write its page
 
 A run appends one row for each problem and method to a file (`--rows`), and goes on there after it was stopped: what the
 file has at the same seconds and seed is not run again. `--minutes` ends a run between two rows. `--answers` keeps the
@@ -26,6 +27,7 @@ from benchmarks.rematbench.answers import keep_best
 from benchmarks.rematbench.instances import Instance, load, manifest, outside
 from benchmarks.rematbench.methods import FAST, METHODS, Question, measure
 from benchmarks.rematbench.report import table_of, write_page
+from benchmarks.rematbench.stored import PAGE, not_run, page, store
 from remat_solver.kernels import loading
 
 BENCH = (
@@ -35,6 +37,8 @@ BENCH = (
     *("dag-100-s1", "dag-500-s1", "dense-250-s1", "random-125-s1", "gpt-12-whole", "unet-4"),
     *("chain-resnet18-8x500", "chain-random-16", "join-8-8-8", "resnet-8-pcie4", "pofo-inception-16x299-pcie3"),
 )
+
+BENCH_BUDGETS = (0, 2, 4)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -107,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all instances and all methods")
     parser.add_argument("--bench", action="store_true", help="24 graphs at three budgets, auto and the fast baselines")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--store", action="store_true", help="run nothing; add the rows to the repository's results")
     parser.add_argument("--folder", type=Path, help="the graphs of these node-link files in place of the manifest's")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each problem and method")
     parser.add_argument("--methods", help="names, separated by commas")
@@ -125,17 +130,26 @@ def main(arguments: list[str] | None = None) -> int:
         for name in [name for name in names if name not in known]:
             print(f"{name} is not in the manifest: left out", file=sys.stderr)
         names = [name for name in names if name in known]
-    budgets = [int(k) for k in (given.budgets or ("0,2,4" if given.bench else "0,1,2,3,4,5")).split(",")]
+    usual = BENCH_BUDGETS if given.bench else range(6)
+    budgets = [int(k) for k in given.budgets.split(",")] if given.budgets else list(usual)
     methods = given.methods.split(",") if given.methods else ["auto", *FAST] if given.bench else list(METHODS)
     for wrong in [*(n for n in names if n not in known), *(m for m in methods if m not in METHODS)]:
         parser.error(f"there is no {wrong}")
+    if given.store:
+        PAGE.write_text(
+            page(store(read_rows(given.rows)), [f"{name}@{number}" for name in BENCH for number in BENCH_BUDGETS])
+        )
+        print(PAGE)
+        return 0
     if not given.table:
         if not (given.all or given.bench or given.instances or given.folder):
             parser.error("write --all, --bench, --instances or --folder")
-        loading()
+        loading().wait()
         print(f"{len(names)} graphs × {len(budgets)} budgets × {len(methods)} methods; load {os.getloadavg()[0]:.1f}")
         run(given, names, budgets, methods, others)
     rows = read_rows(given.rows)
+    if given.bench:
+        rows += not_run(rows)
     print(table_of(rows))
     if given.report is not None:
         print(write_page(rows, given.report))

@@ -115,11 +115,14 @@ def ours(method: str, *, chains: bool = False) -> Callable[[Question, float], Fo
 
 
 GRAPHS = ("captured", "checkmate", "random", "chains")
+JOINTS = ("captured", "checkmate", "random")
 OURS = "this project"
 CHECKMATE = "Jain et al., MLSys 2020"
 CHEN = "Chen et al., 2016; as Checkmate's comparison completes it"
 ROTOR = "Beaumont et al., RR-9302 (2019)"
 BEFORE = "benchmarks/results/figures.md"
+DTR = "Theorem 3.1: at most 3.2 operations a layer with 2 ⌈√N⌉ units, N to 1,024; its figures are of logs of PyTorch 1"
+TORCH = "none: torch's functions themselves, which no publication measures"
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -154,9 +157,16 @@ METHODS: dict[str, Method] = {
             "none: its figures are energies of microcontrollers",
             at_most=250,
         ),
-        Method("dtr", GRAPHS, _graphs(dtr("h")), "Kirisame et al., ICLR 2021, h_DTR", at_most=1500),
-        Method("dtr-lru", GRAPHS, _graphs(dtr("lru")), "the same, h_LRU", fast=True),
-        Method("dtr-msps", GRAPHS, _graphs(dtr("msps")), "the same, h_MSPS (Peng et al., 2020)", at_most=1500),
+        Method("dtr", GRAPHS, _graphs(dtr("h")), "Kirisame et al., ICLR 2021, h_DTR", DTR, at_most=1500),
+        Method(
+            "dtr-lru",
+            GRAPHS,
+            _graphs(dtr("lru")),
+            "the same, h_LRU",
+            "none: the theorem does not hold of it",
+            fast=True,
+        ),
+        Method("dtr-msps", GRAPHS, _graphs(dtr("msps")), "the same, h_MSPS (Peng et al., 2020)", DTR, at_most=1500),
         Method("moccasin", GRAPHS, _graphs(moccasin), "Bartan et al., ICML 2023", at_most=1000),
         Method(
             "hiremate",
@@ -166,11 +176,10 @@ METHODS: dict[str, Method] = {
             "none: its tables are of graphs and costs that are not published",
             at_most=2500,
         ),
-        Method(
-            "torch-greedy", ("captured", "checkmate", "random"), _graphs(knapsack("greedy")), "PyTorch 2", fast=True
+        *(
+            Method(f"torch-{kind}", JOINTS, _graphs(knapsack(kind)), "PyTorch 2", TORCH, fast=True)
+            for kind in ("greedy", "dp", "ilp")
         ),
-        Method("torch-dp", ("captured", "checkmate", "random"), _graphs(knapsack("dp")), "PyTorch 2", fast=True),
-        Method("torch-ilp", ("captured", "checkmate", "random"), _graphs(knapsack("ilp")), "PyTorch 2", fast=True),
     )
 }
 FAST = tuple(name for name, method in METHODS.items() if method.fast)

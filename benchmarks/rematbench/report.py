@@ -148,7 +148,7 @@ def _picture(rows: Sequence[Row], family: str | None) -> str:
     return text[text.index("<svg") :]
 
 
-def _over_time(rows: Sequence[Row]) -> str:
+def over_time(rows: Sequence[Row]) -> str:
     """By method that reports progress: its mean gap at moments of its time."""
     _, bound = known(rows)
     moments = (0.1, 0.3, 1, 3, 10, 30, 60)
@@ -176,7 +176,7 @@ def write_page(rows: Sequence[Row], folder: Path) -> Path:
         f"<pre>{html.escape(table_of(rows))}</pre>",
         "<h2>Performance profiles</h2><p>The share of problems on which a method costs at most so much over the best.",
         *pictures,
-        f"<h2>Mean gap over time</h2><pre>{html.escape(_over_time(rows))}</pre>",
+        f"<h2>Mean gap over time</h2><pre>{html.escape(over_time(rows))}</pre>",
         f"<h2>No plan</h2><pre>{html.escape(table(('problem', 'method', 'why'), open_))}</pre>",
     ]
     path = folder / "index.html"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from benchmarks.graphs.instances import instance
+from benchmarks.rematbench.instances import load, manifest
 from remat_ir import Graph, InvalidData, Problem, budget_at
 from remat_solver.bounds import pair_need
 
@@ -18,20 +19,32 @@ Track = Sequence[tuple[float, int | None, int]]
 """(seconds, cost, bound) at each improvement, in ns."""
 
 
+class Of(Enum):
+    """What a budget is a share of, above fixed bytes."""
+
+    PEAK = ""
+    PAIRS = "pairs*"
+    KNOWN = "known*"
+
+
 @dataclass(frozen=True)
 class Case:
-    """An instance under a budget: a fraction of the activation peak, or of what pairs of values need if `tight`."""
+    """An instance under a budget.
+
+    Attributes:
+        aim: the key of its line in `AIMS`.
+        fraction: of the activation peak, of what pairs of values need, or of the least peak that RematBench knows.
+    """
 
     name: str
     fraction: float
-    seconds: float
     aim: str
-    tight: bool = False
+    of: Of = Of.PEAK
 
     @property
     def key(self) -> str:
         """What it is called in the list of best known costs."""
-        return f"{self.name}@{'least*' if self.tight else ''}{self.fraction:g}"
+        return f"{self.name}@{self.of.value}{self.fraction:g}"
 
 
 @dataclass(frozen=True)
@@ -74,116 +87,102 @@ class Run:
 
 @dataclass(frozen=True)
 class Aim:
-    """One line of what is to be reached, and whether a run reached it."""
+    """One line of what is to be reached.
 
-    name: str
+    Attributes:
+        seconds: what a solve is given.
+        gap: at which it may stop before; 1 at its first plan.
+        reached: whether a run reached it.
+    """
+
     words: str
+    seconds: float
+    gap: float
     reached: Callable[[Run], bool]
 
 
-def _gap(at_most: float, seconds: float) -> Callable[[Run], bool]:
-    return lambda run: run.status == "infeasible" or run.gap_at(seconds) <= at_most
+def _gap(words: str, gap: float, seconds: float, first_s: float = float("inf")) -> Aim:
+    """A certified gap in so many seconds, with a plan in the first of them."""
 
+    def reached(run: Run) -> bool:
+        return run.gap_at(seconds) <= gap and (run.first_s() or float("inf")) <= first_s
 
-def _early(first_s: float, within_s: float) -> Callable[[Run], bool]:
-    return lambda run: (run.first_s() or float("inf")) <= first_s and run.off_at(within_s) <= 0.01
-
-
-def _medium_gap(run: Run) -> bool:
-    return _gap(0.001, 30)(run) if run.case.fraction >= 0.5 else _gap(0.005, 60)(run)
-
-
-def _large_gap(run: Run) -> bool:
-    return _gap(0.001, 60)(run) if run.case.fraction >= 0.75 else _gap(0.005, 120)(run)
+    return Aim(words, seconds, gap / 2, reached)
 
 
 AIMS: dict[str, Aim] = {
-    aim.name: aim
-    for aim in (
-        Aim("small", "up to 110 ops, budgets from 0.5: proved in 10 s", _gap(0.0, 10)),
-        Aim("medium", "training graphs to 360 ops: gap 0.1 % in 30 s from 0.5, 0.5 % in 60 s from 0.3", _medium_gap),
-        Aim(
-            "large", "training graphs of 500 to 1,100 ops: gap 0.1 % in 60 s at 0.75, 0.5 % in 120 s at 0.5", _large_gap
-        ),
-        Aim("random", "random graphs at 0.75: gap 1.5 % in 120 s", _gap(0.015, 120)),
-        Aim("dense", "random graphs at 0.5 to 0.4: a plan in 20 s", lambda run: run.cost_at(20) is not None),
-        Aim("huge", "to 5,000 ops at 0.5: a plan in 1 s, within 1 % of the best known in 5 s", _early(1, 5)),
-        Aim("vast", "10,000 ops at 0.5: within 1 % of the best known in 15 s", lambda run: run.off_at(15) <= 0.01),
-        Aim(
-            "deep",
-            "deep networks of 1,000 to 10,000 ops under tight budgets: a plan in 10 s",
-            lambda run: run.cost_at(10) is not None,
-        ),
-        Aim(
-            "tight", "budgets within 10 % of what is proved necessary: a plan, or a proof of none, in 60 s", Run.settled
-        ),
-    )
+    "training": _gap("training graphs to 1,100 ops, 0.3 to 0.9: within 0.1 %, certified, in 60 s", 0.001, 60),
+    "dense-0.3": _gap("dense random graph, 500 ops at 0.75: gap 0.3 % in 60 s", 0.003, 60),
+    "dense-5": _gap("dense random graph, 500 ops at 0.65: gap 5 % in 60 s", 0.05, 60),
+    "dense-0.2": _gap("dense random graph, 1,000 ops at 0.75: gap 0.2 % in 60 s", 0.002, 60),
+    "dense-over": Aim(
+        "dense random graph, 1,000 ops at 0.5: at most 55 % over in 60 s",
+        60,
+        0.0,
+        lambda run: (run.cost_at(60) or float("inf")) <= 1.55 * run.total_ns,
+    ),
+    "known": Aim("random graphs, within 5 % of the least peak known: a plan in 60 s", 60, 1.0, Run.settled),
+    "pairs": Aim(
+        "budgets within 10 % of what is proved necessary: a plan, or a proof of none, in 60 s", 60, 1.0, Run.settled
+    ),
+    "2500": _gap("about 2,500 ops at 0.5: gap 0.1 % in 30 s", 0.001, 30),
+    "encoder-decoder": _gap("encoder-decoder transformers, 1,400 to 4,000 ops at 0.5: gap 1 % in 60 s", 0.01, 60),
+    "10000": _gap("10,000 ops at 0.5: a plan in 3 s, gap 1 % in 30 s", 0.01, 30, 3),
+    "30000": _gap("30,000 ops at 0.5: a plan in 8 s, gap 1 % in 120 s", 0.01, 120, 8),
 }
-EARLY = "training graphs to 1,000 ops, budgets from 0.4: a plan in 0.1 s, within 1 % of the best known in 3 s"
+"""What is to be reached, and where, in the order of the table."""
 
 
-def early(runs: Iterable[Run]) -> list[bool]:
-    """For each run that the aim of early plans is about, whether it was reached."""
-    about = [run for run in runs if run.case.aim in ("small", "medium", "large") and run.case.fraction >= 0.4]
-    return [_early(0.1, 3)(run) for run in about if run.ops <= 1000 and run.status != "infeasible"]
-
-
-def _spread(aim: str, seconds: float, names: str, fractions: tuple[float, ...], tight: bool = False) -> list[Case]:
-    return [Case(name, fraction, seconds, aim, tight) for name in names.split() for fraction in fractions]
+def _spread(aim: str, names: str, fractions: tuple[float, ...], of: Of = Of.PEAK) -> list[Case]:
+    return [Case(name, fraction, aim, of) for name in names.split() for fraction in fractions]
 
 
 CASES: tuple[Case, ...] = (
     # fractions above the working set's, which is 0.50 of gpt-3, 0.58 of gpt-4-whole and 0.32 of gpt-12-whole
-    *_spread("small", 10, "vgg-16 resnet-4-whole unet-2 unet-2-whole tape-50 random-25 made-rt100", (0.75, 0.5)),
-    *_spread("small", 10, "gpt-3 gpt-4-whole", (0.75, 0.6)),
-    *_spread("medium", 30, "made-unet made-gpt12 made-resnet50 made-rt250", (0.75, 0.5)),
-    *_spread("medium", 30, "unet-4-whole densenet-12 gpt-12-whole resnet-16-whole", (0.75, 0.5)),
-    *_spread("medium", 60, "made-unet made-gpt12 made-resnet50 made-rt250 resnet-16-whole", (0.3,)),
-    *_spread("medium", 60, "gpt-12-whole", (0.35,)),
-    *_spread("large", 60, "made-rt500 gpt-24 gpt-36 gpt-36-whole resnet-40", (0.75,)),
-    *_spread("large", 120, "made-rt500 gpt-24 gpt-36 gpt-36-whole resnet-40 random-250", (0.5,)),
-    *_spread("random", 120, "dag-250 dag-500", (0.75,)),
-    *_spread("dense", 20, "dag-500", (0.5, 0.45, 0.4)),
-    *_spread("huge", 8, "gpt-160 resnet-200", (0.5,)),
-    *_spread("vast", 20, "gpt-330", (0.5,)),
-    *_spread("deep", 30, "gpt-36 gpt-160 gpt-330 gpt-430-whole", (1.05,), True),
-    *_spread("deep", 30, "resnet-40 resnet-200", (0.25, 0.2)),
-    *_spread("tight", 60, "made-unet made-gpt12 made-rt100 resnet-4-whole vgg-16 gpt-12-whole", (1.02, 1.08), True),
+    *_spread("training", "vgg-16 resnet-4-whole unet-2 unet-2-whole tape-50 made-unet made-gpt12", (0.75, 0.5)),
+    *_spread("training", "gpt-3 gpt-4-whole", (0.75, 0.6)),
+    *_spread("training", "made-resnet50 unet-4-whole densenet-12 gpt-12-whole resnet-16-whole", (0.75, 0.5)),
+    *_spread("training", "gpt-24 gpt-36 gpt-36-whole resnet-40 resnet-50-whole random-250", (0.75, 0.5)),
+    *_spread("training", "made-unet made-gpt12 made-resnet50 resnet-16-whole resnet-40 resnet-50-whole", (0.3,)),
+    *_spread("training", "gpt-12-whole random-250", (0.4,)),
+    *_spread("dense-0.3", "dense-500-s1", (0.75,)),
+    *_spread("dense-5", "dense-500-s1", (0.65,)),
+    *_spread("dense-0.2", "dense-1000-s1", (0.75,)),
+    *_spread("dense-over", "dense-1000-s1", (0.5,)),
+    *_spread("known", "dense-100-s1 dense-250-s1 dense-500-s1 dense-1000-s1", (1.05,), Of.KNOWN),
+    *_spread("known", "dag-100-s1 dag-250-s1 dag-500-s1 dag-1000-s1 random-125-s1 random-250-s1", (1.05,), Of.KNOWN),
+    *_spread("pairs", "made-unet made-gpt12 made-rt100 resnet-4-whole vgg-16 gpt-12-whole", (1.02, 1.08), Of.PAIRS),
+    *_spread("pairs", "gpt-36 gpt-160 gpt-330 gpt-430-whole", (1.05,), Of.PAIRS),
+    *_spread("2500", "resnet-100 gpt-96-whole gpt-83 random-625-s1", (0.5,)),
+    *_spread("encoder-decoder", "bart-large-kernels whisper-small-kernels t5-large-grouped", (0.5,)),
+    *_spread("10000", "gpt-330 gpt-430-whole random-2500-s1", (0.5,)),
+    *_spread("30000", "gpt-1000", (0.5,)),
 )
 QUICK = ("made-unet@0.5", "made-gpt12@0.5", "gpt-36@0.5", "vgg-16@0.5", "resnet-4-whole@0.5")
 
 
 def cases_of(folder: Path) -> list[Case]:
-    """Every graph of a folder at 0.75, 0.5 and 0.3, aims by size."""
-    found: list[Case] = []
-    for path in sorted(folder.glob("*.json")):
-        ops = len(json.loads(path.read_text())["op_cost_ns"])
-        aim, seconds = ("small", 10.0) if ops <= 110 else ("medium", 60.0) if ops <= 360 else ("large", 120.0)
-        if path.stem.startswith("random") and ops > 110:
-            aim, seconds = "random", 120.0
-        fractions = (0.9, 0.75) if path.stem.startswith("random") else (0.9, 0.75, 0.5, 0.3)
-        found += [
-            Case(path.stem, fraction, seconds, aim) for fraction in fractions if aim != "small" or fraction >= 0.5
-        ]
-    return found
+    """Every graph of a folder at 0.75, 0.5 and 0.3."""
+    return [Case(path.stem, share, "training") for path in sorted(folder.glob("*.json")) for share in (0.75, 0.5, 0.3)]
 
 
 def problem_of(case: Case, folders: Sequence[Path]) -> Problem:
-    """The case's problem: a file of the first folder that has it, else a generated instance.
+    """The case's problem: a file of the first folder that has it, else a graph of RematBench, else a generated one.
 
     Raises:
         InvalidData: neither exists.
     """
+    known = manifest().get(case.name)
     for folder in (*folders, GRAPHS):
         path = folder / f"{case.name}.json"
         if path.exists():
             graph = Graph.from_json(path.read_text())
             break
     else:
-        graph = instance(case.name)
-    if not case.tight:
+        graph = instance(case.name) if known is None else load(case.name).graph
+    if case.of is Of.PEAK:
         return Problem(graph, budget_at(graph, case.fraction))
-    least = pair_need(graph).least_bytes
-    if case.fraction < 1:
+    if case.of is Of.PAIRS and case.fraction < 1:
         raise InvalidData("a budget below what pairs of values need is infeasible at once")
+    least = pair_need(graph).least_bytes if known is None or case.of is Of.PAIRS else known["least_known_bytes"]
     return Problem(graph, graph.fixed_bytes + int(case.fraction * (least - graph.fixed_bytes)))

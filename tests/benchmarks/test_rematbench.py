@@ -15,11 +15,14 @@ from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, lifted, load, manifest, recipes, stored
 from benchmarks.rematbench.intervals import alone, retained
 from benchmarks.rematbench.methods import METHODS, Question, measure
+from benchmarks.rematbench.peers import Heuristic, dtr
 from benchmarks.rematbench.poet import written
 from benchmarks.rematbench.report import primal_integral, profiles, shifted, table_of
+from benchmarks.rematbench.stored import not_run, page, store
+from benchmarks.rematbench.stored import stored as stored_rows
 from benchmarks.rematbench.unanswered import Unanswered
 
-from remat_ir import InvalidData, Link, Prefetch, Problem, plain_peak, recomputed, verify
+from remat_ir import InvalidData, Link, Prefetch, Problem, graph_of, plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
@@ -82,6 +85,23 @@ def test_dtr_computes_again_only_where_memory_is_short() -> None:
         total = load(SMALL).graph.total_cost_ns
         assert costs[0] is not None
         assert costs[1] is None or total <= costs[0] <= costs[1]
+
+
+@pytest.mark.parametrize("heuristic", ["h", "msps", "lru"])
+def test_dtr_trains_a_chain_in_linear_time_with_the_root_of_its_memory(heuristic: Heuristic) -> None:
+    """Kirisame et al., Theorem 3.1, at the 2 ⌈√N⌉ units of their Figure 1; staleness alone is not enough for it."""
+    operations = []
+    for layers in (64, 256, 1024):
+        inputs = [(), *((op - 1,) for op in range(1, layers))]
+        inputs += [(layers - 1,), *((layers + op - 1, layers - 1 - op) for op in range(1, layers))]
+        graph = graph_of([1] * 2 * layers, [1] * 2 * layers, inputs, backward_from=layers)
+        problem = Problem(graph, 2 * math.isqrt(layers))
+        operations.append(verify(problem, dtr(heuristic)(problem, 60.0)).cost_ns / layers)
+    if heuristic == "lru":
+        assert operations[0] < 4 < 9 < operations[2]
+    else:
+        assert max(operations) < 3.2
+        assert operations[2] < 1.06 * operations[1]
 
 
 def test_retention_intervals_against_brute_force() -> None:
@@ -258,3 +278,37 @@ def test_the_primal_integral_is_over_the_time_given() -> None:
     assert primal_integral(row("a", "p", 100, 1, progress=progress), 100) == pytest.approx((2 + 4 * 0.5) / 10)
     assert primal_integral(row("a", "p", 100, 1, seconds=4.0), 100) == pytest.approx(0.4)
     assert primal_integral(row("a", "p", None, 1), 100) == 1.0
+
+
+def test_stored_rows_are_replaced_and_marked(tmp_path: Path) -> None:
+    path, progress = tmp_path / "rows.jsonl.xz", [[1.0, None, 5], [2.0, 200, 5], [3.0, 200, 9], [4.0, 100, 9]]
+    first = store([row("a", "p", 120, 9), row("b", "p", 110, 9)], path)
+    assert [(r["method"], r["cost_ns"]) for r in first] == [("a", 120), ("b", 110)]
+    left_out = row("c", "p", None, 9, why="doesn't answer this family")
+    again = store([row("a", "p", 100, 9, progress=progress), left_out, row("a", "p", 90, 9, seed=1)], path)
+    assert again == stored_rows(path)
+    assert [(r["method"], r["seed"], r["cost_ns"]) for r in again] == [("a", 0, 100), ("a", 1, 90), ("b", 0, 110)]
+    assert again[0]["progress"] == [[2.0, 200, 5], [4.0, 100, 9]]
+    run = [row("a", "p", 100, 9)]
+    assert [r["method"] for r in not_run(run, path)] == ["b (stored)"]
+    assert not_run([row("a", "q", 100, 9)], path) == not_run([row("a", "p", 100, 9, machine="n")], path) == []
+
+
+def test_the_page_counts_what_is_proved() -> None:
+    """Of training graphs, that is not of `dag-…`, up to 1,000 ops and at 0.3 of the plain peak or more."""
+    entries = manifest()
+
+    def auto(name: str, number: int, cost: int | None, bound: int) -> dict[str, object]:
+        entry = entries[name]
+        more = {"ops": entry["ops"], "budget_bytes": entry["budgets"][number], "family": entry["family"]}
+        return row("auto", f"{name}@{number}", cost, bound, total_ns=1000, progress=[[1.0, cost, bound]], **more)
+
+    rows = [auto(SMALL, 5, 2000, 1999), auto(SMALL, 4, 2000, 1000), auto("dag-100-s1", 5, None, 1000)]
+    text = page([*rows, row("greedy", f"{SMALL}@5", 3000, 1000)], [f"{SMALL}@5"])
+    assert "| checkmate | 2 | 2 | 1 (50 %) | 1 |" in text
+    assert "| all | 3 | 2 | 1 (33 %) | 1 |" in text
+    assert "| *training* | 2 | 2 | 1 (50 %) | 1 |" in text
+    assert "| greedy | 1 | 1 |" in text
+    last = text.splitlines()[-3:]
+    assert last[0].startswith("| dag-100-s1@5 | 100 | – | 0.00 | 100.00")
+    assert last[1] == f"| {SMALL}@4 | {entries[SMALL]['ops']} | 100.00 | 0.00 | 50.00 |"
