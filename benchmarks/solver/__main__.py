@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.harness.machine import commit, machine
 from benchmarks.harness.table import head, row, table
-from benchmarks.solver.cases import AIMS, BEST_KNOWN, CASES, QUICK, Case, Run, cases_of, problem_of
+from benchmarks.solver.cases import AIMS, BEST_KNOWN, CASES, FIRST_PLAN, QUICK, Case, Run, cases_of, problem_of
 from remat_ir import Progress
 from remat_solver import solve
 from remat_solver.kernels import loading
@@ -143,7 +143,7 @@ def _shares(runs: Sequence[Run]) -> str:
     """On how many cases each aim was reached; those without any plan are none."""
     rows = []
     for name, aim in AIMS.items():
-        about = [run for run in runs if run.case.aim == name and (run.status != "infeasible" or aim.gap == 1)]
+        about = [run for run in runs if run.case.aim == name and (run.status != "infeasible" or aim.gap == FIRST_PLAN)]
         if about:
             rows.append((aim.words, f"{sum(aim.reached(run) for run in about)} of {len(about)}"))
     return table(("aim", "reached on"), rows)

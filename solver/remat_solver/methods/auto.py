@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -40,12 +41,10 @@ _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
 _MOVES_BEFORE_EVERY = 1_000_000
 """Moves in all before every plan of a tiny graph is looked at: nearly always the proof has ended by then."""
-_OTHER_WEIGHTS = ((2.0,), (1.5,), (3.0,))
-"""Rules of further greedy plans of little memory, where the usual ones lead to none: each may lead elsewhere."""
-_GREEDY_SHARE = 0.1
-"""The share of what is left for each of these."""
-_TIGHTEN_S, _TIGHTEN_SHARE_FIRST, _TIGHTEN_SHARE = 10.0, 0.1, 0.2
-"""Seconds at most, and the share of what is left at first and later, for plans of ever less memory where none fits."""
+_RULES = (WEIGHTS, (2.0,), (1.5,), (3.0,))
+"""Rules of greedy plans of little memory, one a round: each may lead elsewhere."""
+_ROUND_S, _LONGER = 0.3, 1.5
+"""Seconds of each way to a first plan in the first round, and how many times as long those of the next one are."""
 _SEARCH_SHARE = 0.4
 """The share of what is left for the search before the proof, where they do not run side by side."""
 _WIDE = 0.03
@@ -257,19 +256,27 @@ def _every_plan(run: _Run) -> None:
         try_every_plan(run.incumbent)
 
 
-def _greedily(run: _Run, weights: tuple[float, ...]) -> None:
-    """A greedy plan of little memory by one rule, and what the search makes of it."""
-    incumbent = run.incumbent
-    stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
-    start = least_memory(run.graph, stop=stop, weights=weights)
-    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
-        start = _tightened(incumbent, start, run.options.seed, _TIGHTEN_SHARE_FIRST)
-    run.least = min(run.least, start, key=lambda plan: peak_of(run.graph, plan))
+def _first_plan_near_least(run: _Run) -> None:
+    """Three ways to a first plan in turn, for ever longer: where one takes long or fails, another has it soon.
 
-
-def _less(run: _Run, seed: int, share: float) -> None:
-    """From the plan of least memory to one of less."""
-    run.least = _tightened(run.incumbent, run.least, run.options.seed + seed, share)
+    Annealing from nothing finds plans of random graphs. Steps down from the plan of the least memory so far find those
+    of networks, and a greedy plan of little memory is where these begin.
+    """
+    incumbent, graph, seconds = run.incumbent, run.graph, _ROUND_S
+    share = _SEARCH_SHARE if run.options.deterministic and run.options.proof else 1.0
+    watch = incumbent.deadline.within(share * incumbent.deadline.remaining())
+    for number in itertools.count():
+        _moves(run, max(1, int(seconds / move_s(graph))))
+        starts = [run.least]
+        if number < len(_RULES):
+            starts.append(least_memory(graph, stop=watch.within(seconds).passed, weights=_RULES[number]))
+        for start in starts:
+            if not _without_plan(run) or watch.passed():
+                return
+            if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
+                found = _tightened(incumbent, start, run.options.seed + number, seconds)
+                run.least = min(run.least, found, key=lambda plan: peak_of(graph, plan))
+        seconds *= _LONGER
 
 
 _FIRST = (
@@ -287,12 +294,7 @@ _SEARCH = (
         lambda run: _without_plan(run) and not run.blocks_tried and run.graph.ops >= _DEEP,
         _blocks,
     ),
-    # before the greedy plans of little memory, each of which takes seconds on a dense graph
-    _Stage("less memory", _without_plan, lambda run: _less(run, 0, _TIGHTEN_SHARE_FIRST)),
-    *(
-        _Stage(f"greedy by the distances' powers {weights}", _without_plan, partial(_greedily, weights=weights))
-        for weights in (WEIGHTS, *_OTHER_WEIGHTS)
-    ),
+    _Stage("a first plan near the least budget", _without_plan, _first_plan_near_least),
     _Stage(
         "moves before blocks",
         lambda run: _with_plan(run) and not run.blocks_tried,
@@ -304,30 +306,21 @@ _SEARCH = (
         _every_plan,
     ),
     _Stage("blocks", lambda run: _going(run) and not run.blocks_tried, _blocks),
-    _Stage("less memory again", _without_plan, lambda run: _less(run, 1, _TIGHTEN_SHARE)),
     _Stage("moves", _going, _moves),
 )
 """The search's side; most of it is for a budget at which there is no plan yet."""
 
 
-def _tightened(incumbent: Incumbent, plan: Plan, seed: int, share: float) -> Plan:
+def _tightened(incumbent: Incumbent, plan: Plan, seed: int, seconds: float) -> Plan:
     """From a plan above the budget to one within it, or of the least memory on the way: what the answer says is enough.
 
     It is left as soon as there is a plan from elsewhere.
     """
     problem = incumbent.problem
-    watch = incumbent.deadline.within(min(_TIGHTEN_S, share * _spare(incumbent)))
-    found = least_plan(
-        problem.graph,
-        problem.budget_bytes,
-        plan,
-        watch,
-        lambda: incumbent.stopped() or incumbent.plan is not None,
-        seed,
-    )
+
+    def stopped() -> bool:
+        return incumbent.stopped() or incumbent.plan is not None
+
+    found = least_plan(problem.graph, problem.budget_bytes, plan, incumbent.deadline.within(seconds), stopped, seed)
     incumbent.offer_or_suffices(found, "search")
     return found
-
-
-def _spare(incumbent: Incumbent) -> float:
-    return min(incumbent.deadline.remaining(), 600.0)

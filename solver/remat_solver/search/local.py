@@ -153,6 +153,7 @@ class Search:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int = 0) -> None:
         self.graph = graph
         self.moves = 0
+        self._attempts = attempts()
         self._profile: Ints = profile_of(graph, budget_bytes, seed)
         self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
@@ -221,10 +222,12 @@ class Search:
     def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
         """Look for a first schedule within the budget, at a high penalty weight; whether there is one.
 
-        Starts from nothing again and again; `each` is called after every slice and ends it by True.
+        Starts from nothing again and again, where the last call has left off; `each` is called after every slice and
+        ends it by True.
         """
         end = None if moves is None else self.moves + moves
-        for length in attempts():
+        while True:
+            length = next(self._attempts)
             left = length if end is None else min(length, end - self.moves)
             if self.cost_ns is not None or left <= 0:
                 break
