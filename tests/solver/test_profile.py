@@ -13,8 +13,9 @@ from numba import njit
 from drawn import examples, graphs
 from remat_ir import Graph, plan_of, replay
 from remat_ir.working_set import pinned_ops
-from remat_solver.search.profile import BUDGET, COST, OVER, Ints, place, remove, runs_in
-from remat_solver.search.state import current, keys_of, load, profile_of, sequence_of
+from remat_solver.search.layout import BUDGET, COST, OVER, Ints, profile_of, runs_in
+from remat_solver.search.profile import current, place, remove
+from remat_solver.search.state import keys_of, load, sequence_of
 
 
 @njit  # what compiled functions alone call

@@ -15,9 +15,9 @@ from remat_ir.greedy import peak_of
 
 from ..deadline import Deadline, never
 from ..incumbent import Incumbent
+from .layout import BEST_COST, BEST_LENGTH, Ints, profile_of
 from .moves import anneal
-from .profile import BEST_COST, BEST_LENGTH, Ints
-from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
+from .state import best_keys, keys_of, load, note_loaded, plan_from, sequence_of
 
 HOT, WARM, COOL, COOLEST, COLD = 2.0, 0.6, 0.1, 0.02, 0.002
 """Where cycles from nothing start, where others start, where all end."""

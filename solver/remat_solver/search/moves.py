@@ -10,57 +10,74 @@ import math
 
 import numpy as np
 
-from .profile import (
-    BEST_AT,
+from .layout import (
     BEST_COST,
-    BLOCK,
-    BLOCK_COLUMNS,
     BLOCKS,
-    BLOCKS_AT,
     BUDGET,
     COST,
-    COUNT,
     EXTRAS,
-    EXTRAS_AT,
     JOURNAL,
-    JOURNAL_AT,
-    LAST,
-    LAZY,
-    MAKER,
-    MAKES,
-    OP,
-    OP_COST,
-    OPS_AT,
     OVER,
     RANDOM,
-    READS,
-    ROW,
-    RUNS,
-    SIZE,
-    TOP,
-    VALUE,
-    VALUES_AT,
     Ints,
     N,
+    change,
     compiled,
-    first_use,
+    cost_of,
+    extra,
     has_room,
     inner,
+    inputs_at,
     int64,
+    journal_full,
+    last_stage,
+    maker_of,
+    note_change,
+    nth_stage,
+    runs_in,
+    runs_of,
+    size_of,
+    stage_index,
+    values_from,
+)
+from .profile import (
+    behind,
+    block_at,
+    first_use,
+    key_in,
+    keys_in,
     last_use,
     locate,
-    nth_stage,
+    may_exceed,
+    memory_in,
+    note_best,
     place,
     rank,
     refresh,
     remove,
-    runs_in,
-    stage_index,
 )
-from .state import note_best
 
+# The odds below were chosen by hand on a few graphs; no search over them was made.
 _DEPTH = 40
-_LARGEST_CLEARED = 256
+"""Changes of one move that may lead to further ones."""
+_READ_ANYWAY, _FRESH = 0.05, 0.25
+"""Odds of making an input again that lives beyond its use anyway, and the factor on those of one just made or read."""
+_LEAST_ODDS, _MORE_ODDS = 0.3, 0.7
+"""Odds that an evicted value's inputs are made again with it: the first, and up to so much more."""
+_CANDIDATES, _FEWER_CANDIDATES = 40, 30
+"""Values that are drawn to find one to evict."""
+_TO_USE, _NEARBY, _NEAR_STAGES = 0.4, 0.7, 3
+"""Up to which lots a recomputation is moved to its first use, and by at most so many stages; else anywhere between."""
+_SHIFTED_ODDS, _ADDED_ODDS = 0.5, 0.3
+"""Odds that the inputs of a recomputation that is moved, or added, are made again with it."""
+_CLEARED, _LARGEST_CLEARED = 0.7, 256
+"""The share of a stage's recomputations that is taken out, and how many at most."""
+_DROPPED = 0.85
+"""Odds that what a removed recomputation alone had read is removed with it."""
+_EVICT_OVER, _EVICT = 0.6, 0.15
+"""Odds of an eviction while the memory is above the budget, and else."""
+_REMOVE, _SHIFT, _REPLACE, _CLEAR = 0.2, 0.35, 0.45, 0.5
+"""How far beyond those of an eviction the lots of the other moves go; behind the last a recomputation is added."""
 
 
 @inner
@@ -81,44 +98,33 @@ def chance(m: Ints) -> float:
 
 
 @inner
-def _note(m: Ints, placed: int, stage: int, op: int) -> None:
-    at = m[JOURNAL_AT] + 3 * m[JOURNAL]
-    m[at], m[at + 1], m[at + 2] = placed, stage, op
-    m[JOURNAL] += 1
-
-
-@inner
-def _journal_full(m: Ints) -> bool:
-    return bool(m[JOURNAL_AT] + 3 * (m[JOURNAL] + 1) > m[BEST_AT])
-
-
-@inner
 def _try_place(m: Ints, stage: int, op: int) -> bool:
     """Place and note it; False where there is no room."""
-    if _journal_full(m) or not has_room(m):
+    if journal_full(m) or not has_room(m):
         return False
     place(m, stage, op)
-    _note(m, 1, stage, op)
+    note_change(m, 1, stage, op)
     return True
 
 
 @inner
 def _try_remove(m: Ints, stage: int, op: int) -> bool:
-    if _journal_full(m):
+    if journal_full(m):
         return False
     remove(m, stage, op)
-    _note(m, 0, stage, op)
+    note_change(m, 0, stage, op)
     return True
 
 
 @inner
 def undo(m: Ints) -> None:
     """Take back everything in the journal."""
-    for at in range(m[JOURNAL_AT] + 3 * (m[JOURNAL] - 1), m[JOURNAL_AT] - 1, -3):
-        if m[at]:
-            remove(m, m[at + 1], m[at + 2])
+    for number in range(m[JOURNAL] - 1, -1, -1):
+        placed, stage, op = change(m, number)
+        if placed:
+            remove(m, stage, op)
         else:
-            place(m, m[at + 1], m[at + 2])
+            place(m, stage, op)
     m[JOURNAL] = 0
 
 
@@ -130,26 +136,25 @@ def _remake(m: Ints, stage: int, op: int, across: int, odds: float) -> None:
         return
     done = start
     while done < m[JOURNAL] and done - start < _DEPTH:
-        reader = m[m[JOURNAL_AT] + 3 * done + 2]
+        _, _, reader = change(m, done)
         key = stage * n + reader
         done += 1
-        o = m[OPS_AT] + reader * OP
-        for e in range(m[o + READS], m[o + OP + READS]):
+        for e in range(inputs_at(m, reader), inputs_at(m, reader + 1)):
             value = m[e]
-            maker = m[m[VALUES_AT] + value * VALUE + MAKER]
-            if stage > m[m[OPS_AT] + maker * OP + LAST]:
+            maker = maker_of(m, value)
+            if stage > last_stage(m, maker):
                 continue
             i = stage_index(m, maker, stage)
             made = nth_stage(m, maker, i)
             if made == stage:
                 continue
-            if last_use(m, value, stage, nth_stage(m, maker, i + 1)) > key and chance(m) > 0.05:
+            if last_use(m, value, stage, nth_stage(m, maker, i + 1)) > key and chance(m) > _READ_ANYWAY:
                 continue  # it lives beyond this use anyway
             since = max(made * n + maker, last_use(m, value, made, stage))
             within = first_use(m, value, stage * n - 1, stage + 1)
             if within < key:
                 since = max(since, within)
-            if chance(m) < (odds if since < across else 0.25 * odds):
+            if chance(m) < (odds if since < across else _FRESH * odds):
                 _try_place(m, stage, maker)
 
 
@@ -158,51 +163,51 @@ def _drop_unread(m: Ints, start: int) -> None:
     """Remove, after each removal noted from `start` on, the recomputations of its inputs that nobody reads now."""
     done = start
     while done < m[JOURNAL]:
-        at = m[JOURNAL_AT] + 3 * done
+        placed, stage, op = change(m, done)
         done += 1
-        if m[at]:
+        if placed:
             continue
-        stage, o = m[at + 1], m[OPS_AT] + m[at + 2] * OP
-        for e in range(m[o + READS], m[o + OP + READS]):
-            maker = m[m[VALUES_AT] + m[e] * VALUE + MAKER]
+        for e in range(inputs_at(m, op), inputs_at(m, op + 1)):
+            maker = maker_of(m, m[e])
             i = stage_index(m, maker, stage)
             made = nth_stage(m, maker, i)
-            if made == maker:
-                continue
-            after, source = nth_stage(m, maker, i + 1), m[OPS_AT] + maker * OP
-            read = False
-            for value in range(m[source + MAKES], m[source + OP + MAKES]):
-                if last_use(m, value, made, after) >= 0:
-                    read = True
-                    break
-            if not read:
+            if made != maker and not _is_read(m, maker, made, nth_stage(m, maker, i + 1)):
                 _try_remove(m, made, maker)
 
 
 @inner
+def _is_read(m: Ints, op: int, made: int, after: int) -> bool:
+    """Whether something reads what an op makes in a stage, before it makes it again."""
+    for value in range(values_from(m, op), values_from(m, op + 1)):  # noqa: SIM110 – numba has no generators in `any`
+        if last_use(m, value, made, after) >= 0:
+            return True
+    return False
+
+
+@inner
 def _any_key(m: Ints) -> int:
-    block = m[BLOCKS_AT] + draw(m, m[BLOCKS]) * BLOCK_COLUMNS
-    return int(m[m[block + ROW] + draw(m, m[block + COUNT])])
+    block = block_at(m, draw(m, m[BLOCKS]))
+    return key_in(m, block, draw(m, keys_in(m, block)))
 
 
 @inner
 def _over_key(m: Ints) -> int:
     """A key at which memory is above the budget, or −1."""
-    blocks, budget = m[BLOCKS], m[BUDGET]
+    blocks = m[BLOCKS]
     number = draw(m, blocks)
     for _ in range(blocks):
-        block = m[BLOCKS_AT] + number * BLOCK_COLUMNS
+        block = block_at(m, number)
         number = number + 1 if number + 1 < blocks else 0
-        if m[block + TOP] + m[block + LAZY] <= budget:
+        if not may_exceed(m, block):
             continue
         refresh(m, block)
-        if m[block + TOP] + m[block + LAZY] <= budget:
+        if not may_exceed(m, block):
             continue
-        count = m[block + COUNT]
+        count = keys_in(m, block)
         i = draw(m, count)
-        while m[m[block + ROW] + BLOCK + i] + m[block + LAZY] <= budget:
+        while memory_in(m, block, i) <= m[BUDGET]:
             i = i + 1 if i + 1 < count else 0
-        return int(m[m[block + ROW] + i])
+        return key_in(m, block, i)
     return -1
 
 
@@ -214,55 +219,53 @@ def _evict_across(m: Ints, across: int, tries: int, pool: int) -> None:
     """
     n = m[N]
     stage, op = across // n, across % n
-    values = m[m[OPS_AT] + stage * OP + MAKES]
+    values = values_from(m, stage)
     if values == 0:
         return
     best, best_stage, best_op, found = -1.0, -1, -1, 0
     for _ in range(tries):
         value = draw(m, values)
-        v = m[VALUES_AT] + value * VALUE
-        maker = m[v + MAKER]
-        o = m[OPS_AT] + maker * OP
-        if stage > m[o + LAST]:
+        maker = maker_of(m, value)
+        if stage > last_stage(m, maker):
             continue
         i = stage_index(m, maker, stage if maker < op else stage - 1)
         use = first_use(m, value, across - 1, nth_stage(m, maker, i + 1))
         if use <= across:
             continue
         again = use // n
-        if again * n + maker <= across or again > m[o + LAST] or runs_in(m, maker, again):
+        if again * n + maker <= across or again > last_stage(m, maker) or runs_in(m, maker, again):
             continue
-        worth = m[v + SIZE] * (again - stage + 1.0) / (m[o + OP_COST] + 1.0)
+        worth = size_of(m, value) * (again - stage + 1.0) / (cost_of(m, maker) + 1.0)
         if worth > best:
             best, best_stage, best_op = worth, again, maker
         found += 1
         if found >= pool:
             break
     if best_op >= 0:
-        _remake(m, best_stage, best_op, across, 0.3 + 0.7 * chance(m))
+        _remake(m, best_stage, best_op, across, _LEAST_ODDS + _MORE_ODDS * chance(m))
 
 
 @inner
 def _shift(m: Ints, stage: int, op: int) -> None:
     """Recompute in another stage between the previous instance and the first use."""
-    n, o = m[N], m[OPS_AT] + op * OP
+    n = m[N]
     i = stage_index(m, op, stage)
     low, end = nth_stage(m, op, i - 1) + 1, nth_stage(m, op, i + 1)
     high = end
-    for value in range(m[o + MAKES], m[o + OP + MAKES]):
+    for value in range(values_from(m, op), values_from(m, op + 1)):
         use = first_use(m, value, stage * n + op, end)
         if use >= 0:
             high = min(high, use // n)
     if high == end:  # nobody reads it
         high = stage
     lot = chance(m)
-    if lot < 0.4:
+    if lot < _TO_USE:
         to = high
-    elif lot < 0.7:
-        to = stage + (1 if draw(m, 2) else -1) * (1 + draw(m, 3))
+    elif lot < _NEARBY:
+        to = stage + (1 if draw(m, 2) else -1) * (1 + draw(m, _NEAR_STAGES))
     else:
         to = low + draw(m, high - low + 1)
-    if to == stage or to < low or to >= n or to > m[o + LAST] or runs_in(m, op, to):
+    if to == stage or to < low or to >= n or to > last_stage(m, op) or runs_in(m, op, to):
         return
     start = m[JOURNAL]
     if not _try_remove(m, stage, op):
@@ -272,13 +275,12 @@ def _shift(m: Ints, stage: int, op: int) -> None:
     else:
         _drop_unread(m, start)
         if not runs_in(m, op, to):
-            _remake(m, to, op, stage * n + op, 0.5)
+            _remake(m, to, op, stage * n + op, _SHIFTED_ODDS)
 
 
 @inner
 def _replace(m: Ints, stage: int, op: int) -> None:
     """Keep a value that was made again, and evict another one across the gap instead."""
-    n = m[N]
     before = nth_stage(m, op, stage_index(m, op, stage) - 1)
     start = m[JOURNAL]
     if not _try_remove(m, stage, op):
@@ -286,7 +288,7 @@ def _replace(m: Ints, stage: int, op: int) -> None:
     _drop_unread(m, start)
     if stage - before > 1:
         middle = before + 1 + draw(m, stage - before - 1)
-        _evict_across(m, middle * n + middle, int64(30), int64(1))
+        _evict_across(m, middle * m[N] + middle, int64(_FEWER_CANDIDATES), int64(1))
 
 
 @inner
@@ -298,12 +300,12 @@ def _clear_stage(m: Ints, stage: int) -> None:
     chosen = np.empty(_LARGEST_CLEARED, np.int64)
     count = 0
     while count < _LARGEST_CLEARED:
-        if i >= m[block + COUNT]:
-            block, i = block + BLOCK_COLUMNS, 0
-        op = m[m[block + ROW] + i] - first
+        if i >= keys_in(m, block):
+            block, i = behind(block), 0
+        op = key_in(m, block, i) - first
         if op == stage:
             break
-        if chance(m) < 0.7:
+        if chance(m) < _CLEARED:
             chosen[count] = op
             count += 1
         i += 1
@@ -319,16 +321,15 @@ def _add_at_use(m: Ints) -> None:
     """Make some value again at its next or at its last use."""
     n = m[N]
     op = draw(m, n)
-    o = m[OPS_AT] + op * OP
-    outputs = m[o + OP + MAKES] - m[o + MAKES]
-    if m[o + LAST] == op or outputs == 0:
+    outputs = values_from(m, op + 1) - values_from(m, op)
+    if last_stage(m, op) == op or outputs == 0:
         return
-    i = draw(m, m[o + RUNS])
+    i = draw(m, runs_of(m, op))
     made, end = nth_stage(m, op, i), nth_stage(m, op, i + 1)
-    value = m[o + MAKES] + draw(m, outputs)
+    value = values_from(m, op) + draw(m, outputs)
     use = last_use(m, value, made, end) if draw(m, 2) else first_use(m, value, made * n + op, end)
-    if use >= 0 and op < use // n <= m[o + LAST] and not runs_in(m, op, use // n):
-        _remake(m, use // n, op, made * n + op, 0.3)
+    if use >= 0 and op < use // n <= last_stage(m, op) and not runs_in(m, op, use // n):
+        _remake(m, use // n, op, made * n + op, _ADDED_ODDS)
 
 
 @inner
@@ -336,24 +337,23 @@ def move(m: Ints, pool: int) -> None:
     """Make one random move."""
     lot = chance(m)
     over = m[OVER] > 0
-    evict = 0.6 if over else 0.15
+    evict = _EVICT_OVER if over else _EVICT
     if lot < evict:
         across = _over_key(m) if over else -1
-        _evict_across(m, across if across >= 0 else _any_key(m), int64(40), 1 + draw(m, pool))
+        _evict_across(m, across if across >= 0 else _any_key(m), int64(_CANDIDATES), 1 + draw(m, pool))
         return
     if m[EXTRAS] == 0:
         return
-    extra = m[EXTRAS_AT] + 2 * draw(m, m[EXTRAS])
-    stage, op = m[extra], m[extra + 1]
-    if lot < evict + 0.2:
+    stage, op = extra(m, draw(m, m[EXTRAS]))
+    if lot < evict + _REMOVE:
         start = m[JOURNAL]
-        if _try_remove(m, stage, op) and chance(m) < 0.85:
+        if _try_remove(m, stage, op) and chance(m) < _DROPPED:
             _drop_unread(m, start)
-    elif lot < evict + 0.35:
+    elif lot < evict + _SHIFT:
         _shift(m, stage, op)
-    elif lot < evict + 0.45:
+    elif lot < evict + _REPLACE:
         _replace(m, stage, op)
-    elif lot < evict + 0.5:
+    elif lot < evict + _CLEAR:
         _clear_stage(m, stage)
     else:
         _add_at_use(m)

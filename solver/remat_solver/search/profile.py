@@ -1,135 +1,84 @@
-"""The memory profile of a set of recomputations: one array, kept up to date in compiled code while the set changes.
+"""The memory at every key of a schedule, kept up to date in compiled code while the schedule changes.
 
-A schedule is a set of (stage, op) pairs: op v runs in stage t, before op t runs for the first time; every pair (v, v)
-is in it. Pairs run in the order of their keys t·n + v, each use reads the latest instance, an instance of a value lives
-to its last use. So every set is a schedule, and only memory can fail (Checkmate, Section 4, calls the set R).
-
-The profile holds the bytes at every key. It is a list of blocks of up to `BLOCK` keys; each block has a pending addend
-and bounds on its entries, so that most of a range addition touches a block in one step.
-
-All of it is one array `m` of 64-bit integers: compiled functions pass one array much faster than a tuple of many. With
-n ops, v values, e readings and b blocks at most:
-
-    place        what lies there                             columns of a row
-    0            registers                                   N OVER COST BUDGET … BEST_COST
-    12           the places below                            OPS_AT VALUES_AT … POOL_END
-    OPS_AT       n + 1 ops, OP apart                         READS MAKES OP_COST WORKSPACE LAST STAGES RUNS ROOM
-    VALUES_AT    v + 1 values, VALUE apart                   USERS MAKER SIZE KIND
-    ← READS      e values that ops read, op by op            value
-    ← USERS      e ops that read values, value by value      op
-    BLOCKS_AT    the blocks, `BLOCKS` of b + 1               FIRST LAZY TOP BOTTOM COUNT ROW
-    FREE_AT      the rows of no block, `FREE` of b           place of the row
-    EXTRAS_AT    the recomputations, `EXTRAS` of them        stage, op
-    JOURNAL_AT   the changes of a move, `JOURNAL` of them    placed or removed, stage, op
-    BEST_AT      the best schedule, `BEST_LENGTH` long       key
-    ← ROW        b rows of 2 · BLOCK, from ROWS_AT on        COUNT keys; from BLOCK on the memory at each, less LAZY
-    ← STAGES     what each op has room for, from POOL_AT     RUNS times: stage, number among the recomputations
-    POOL         the end of what is used
-    POOL_END
-
-← X says that column X of a row leads there: it holds an index into `m` itself. What an op reads ends where the next
-op's `READS` points, its values end before the next op's `MAKES`, and a value's readers where the next value's `USERS`
-points: that is what the row behind the last op and the last value is for. `LAST` is the last stage in which an op may
-run. So the i-th stage of an op is `m[m[o + STAGES] + STAGE * i]` with o = `m[OPS_AT] + op * OP`.
+Each use reads the latest instance of a value, and an instance lives to its last use. So every set of pairs is a
+schedule, and only memory can fail. The memory is a list of blocks of up to `BLOCK` keys; each block has a pending
+addend and bounds on its entries, so that most of a range addition touches a block in one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
-
 import numpy as np
-from numpy.typing import NDArray
 
-from .. import _numba
-
-Ints: TypeAlias = NDArray[np.int64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-BLOCK = 64
-compiled: Callable[[F], F] = _numba.kernel(nogil=True, boundscheck=False, error_model="numpy")
-int64: Any = np.int64
-"""For an argument that is a literal: numba compiles a function once for each literal that it is called with."""
-inner: Callable[[F], F] = _numba.inner(boundscheck=False, error_model="numpy")
-
-# registers; OVER is the sum over all keys of max(0, memory − budget)
-N, OVER, COST, BUDGET, BLOCKS, FREE, EXTRAS, POOL, JOURNAL, RANDOM, BEST_LENGTH, BEST_COST = range(12)
-# places of tables, in their order; most end where the next one starts
-OPS_AT, VALUES_AT, BLOCKS_AT, FREE_AT, EXTRAS_AT, JOURNAL_AT, BEST_AT, ROWS_AT, POOL_AT, POOL_END = range(12, 22)
-HEAD = 24
-# columns of an op; the row behind the last op ends its `READS` and `MAKES`
-READS, MAKES, OP_COST, WORKSPACE, LAST, STAGES, RUNS, ROOM = range(8)
-OP = 8
-# columns of a value; `USERS` likewise
-USERS, MAKER, SIZE, KIND = range(4)
-VALUE = 4
-OPTIONAL, KEEP = 1, 2
-# columns of a block: `ROW` leads to its keys, and BLOCK further to the memory at them
-FIRST, LAZY, TOP, BOTTOM, COUNT, ROW = range(6)
-BLOCK_COLUMNS = 8
-# an entry of an op's stages: the stage, and its number among the recomputations
-STAGE = 2
-
-
-@inner
-def stage_index(m: Ints, op: int, stage: int) -> int:
-    """Index among the op's stages of the last one at or before `stage`, or −1."""
-    o = m[OPS_AT] + op * OP
-    at, high = m[o + STAGES], m[o + RUNS]
-    low = 0
-    while low < high:
-        middle = (low + high) >> 1
-        if m[at + STAGE * middle] <= stage:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@inner
-def nth_stage(m: Ints, op: int, index: int) -> int:
-    """The op's index-th stage, or n behind the last."""
-    o = m[OPS_AT] + op * OP
-    return int(m[m[o + STAGES] + STAGE * index] if index < m[o + RUNS] else m[N])
-
-
-@inner
-def runs_in(m: Ints, op: int, stage: int) -> bool:
-    """Whether the op runs in the stage."""
-    i = stage_index(m, op, stage)
-    return i >= 0 and nth_stage(m, op, i) == stage
+from .layout import (
+    BEST_AT,
+    BEST_COST,
+    BEST_LENGTH,
+    BLOCK,
+    BLOCK_COLUMNS,
+    BLOCKS,
+    BLOCKS_AT,
+    BOTTOM,
+    BUDGET,
+    COST,
+    COUNT,
+    EXTRAS_AT,
+    FIRST,
+    FREE,
+    FREE_AT,
+    KEEP,
+    LAZY,
+    OPTIONAL,
+    OVER,
+    ROW,
+    ROWS_AT,
+    TOP,
+    Ints,
+    N,
+    cost_of,
+    delete_stage,
+    enter_stage,
+    inner,
+    inputs_at,
+    int64,
+    kind_of,
+    maker_of,
+    nth_stage,
+    readers_at,
+    runs_of,
+    size_of,
+    stage_index,
+    values_from,
+    workspace_of,
+)
 
 
 @inner
 def last_use(m: Ints, value: int, start: int, end: int) -> int:
     """Key of the last use in stages start … end − 1, −1 without one, beyond all keys for a kept value."""
-    v, n = m[VALUES_AT] + value * VALUE, m[N]
-    if m[v + KIND] == KEEP:
+    n = m[N]
+    if kind_of(m, value) == KEEP:
         return int(n * n)
     best = -1
-    ops = m[OPS_AT]
-    for e in range(m[v + USERS], m[v + VALUE + USERS]):
+    for e in range(readers_at(m, value), readers_at(m, value + 1)):
         user = m[e]
         if user >= end:
             break
-        o = ops + user * OP
-        i = m[o + RUNS] - 1
-        stage = m[m[o + STAGES] + STAGE * i]
+        stage = nth_stage(m, user, runs_of(m, user) - 1)
         if stage >= end:
-            stage = m[m[o + STAGES] + STAGE * stage_index(m, user, end - 1)]
-        if stage >= start and stage * n + user > best:
-            best = stage * n + user
+            stage = nth_stage(m, user, stage_index(m, user, end - 1))
+        if stage >= start:
+            best = max(best, stage * n + user)
     return int(best)
 
 
 @inner
 def first_use(m: Ints, value: int, after: int, end: int) -> int:
     """Key of the first use behind the key `after`, in a stage before `end`, or −1."""
-    v, n = m[VALUES_AT] + value * VALUE, m[N]
+    n = m[N]
     best = -1
     stage_after = after // n
     op_after = after - stage_after * n
-    for e in range(m[v + USERS], m[v + VALUE + USERS]):
+    for e in range(readers_at(m, value), readers_at(m, value + 1)):
         user = m[e]
         if user >= end:
             break
@@ -166,6 +115,42 @@ def rank(m: Ints, block: int, key: int) -> int:
         else:
             high = middle
     return low
+
+
+@inner
+def block_at(m: Ints, number: int) -> int:
+    """The place of a block; there are `BLOCKS` of them."""
+    return int(m[BLOCKS_AT] + number * BLOCK_COLUMNS)
+
+
+@inner
+def behind(block: int) -> int:
+    """The place of the next block."""
+    return block + BLOCK_COLUMNS
+
+
+@inner
+def keys_in(m: Ints, block: int) -> int:
+    """How many keys a block has."""
+    return int(m[block + COUNT])
+
+
+@inner
+def key_in(m: Ints, block: int, index: int) -> int:
+    """A key of a block."""
+    return int(m[m[block + ROW] + index])
+
+
+@inner
+def memory_in(m: Ints, block: int, index: int) -> int:
+    """The memory at a key of a block."""
+    return int(m[m[block + ROW] + BLOCK + index] + m[block + LAZY])
+
+
+@inner
+def may_exceed(m: Ints, block: int) -> bool:
+    """Whether the memory at a key of a block may be above the budget, by the block's bound."""
+    return bool(m[block + TOP] + m[block + LAZY] > m[BUDGET])
 
 
 @inner
@@ -321,100 +306,53 @@ def erase(m: Ints, key: int) -> None:
 @inner
 def _starting(m: Ints, stage: int, op: int) -> int:
     """Bytes that begin with one run of an op: outputs that it makes, and its workspace."""
-    o = m[OPS_AT] + op * OP
-    begins = m[o + WORKSPACE]
-    for value in range(m[o + MAKES], m[o + OP + MAKES]):
-        v = m[VALUES_AT] + value * VALUE
-        if m[v + KIND] == OPTIONAL:
+    begins = workspace_of(m, op)
+    for value in range(values_from(m, op), values_from(m, op + 1)):
+        if kind_of(m, value) == OPTIONAL:
             after = nth_stage(m, op, stage_index(m, op, stage) + 1)
             if last_use(m, value, stage, after) < 0:
                 continue
-        begins += m[v + SIZE]
-    return int(begins)
+        begins += size_of(m, value)
+    return begins
 
 
 @inner
-def _list_stage(m: Ints, op: int, index: int, stage: int) -> None:
-    """Enter a stage behind the index-th of the op, and the pair among the recomputations."""
-    o = m[OPS_AT] + op * OP
-    runs = m[o + RUNS]
-    if runs == m[o + ROOM]:
-        old, new = m[o + STAGES], m[POOL]
-        for i in range(STAGE * runs):
-            m[new + i] = m[old + i]
-        m[o + STAGES], m[o + ROOM] = new, 2 * runs
-        m[POOL] = new + STAGE * 2 * runs
-    at = m[o + STAGES] + STAGE * (index + 1)
-    for i in range(m[o + STAGES] + STAGE * runs - 1, at - 1, -1):
-        m[i + STAGE] = m[i]
-    number = m[EXTRAS]
-    m[at], m[at + 1] = stage, number
-    m[o + RUNS] = runs + 1
-    extra = m[EXTRAS_AT] + 2 * number
-    m[extra], m[extra + 1] = stage, op
-    m[EXTRAS] = number + 1
-
-
-@inner
-def _unlist_stage(m: Ints, op: int, index: int) -> None:
-    o = m[OPS_AT] + op * OP
-    at = m[o + STAGES] + STAGE * index
-    number, last = m[at + 1], m[EXTRAS] - 1
-    m[o + RUNS] -= 1
-    for i in range(at, m[o + STAGES] + STAGE * m[o + RUNS]):
-        m[i] = m[i + STAGE]
-    if number != last:
-        extra, moved = m[EXTRAS_AT] + 2 * number, m[EXTRAS_AT] + 2 * last
-        m[extra], m[extra + 1] = m[moved], m[moved + 1]
-        other = m[OPS_AT] + m[moved + 1] * OP
-        m[m[other + STAGES] + STAGE * stage_index(m, m[moved + 1], m[moved]) + 1] = number
-    m[EXTRAS] = last
-
-
-@inner
-def has_room(m: Ints) -> bool:
-    """Whether one more recomputation fits into the tables."""
-    extras = m[EXTRAS_AT] + 2 * m[EXTRAS] + 2 < m[JOURNAL_AT]
-    pool = m[POOL] + 4 * STAGE * (m[EXTRAS] + 1) < m[POOL_END]
-    return bool(extras and pool and m[FREE] > 1)
+def _made_at(m: Ints, value: int, stage: int) -> int:
+    """The key before which an instance of a value takes no memory, where nothing reads it."""
+    maker = maker_of(m, value)
+    return int(stage * m[N] + maker - (kind_of(m, value) == OPTIONAL))
 
 
 @inner
 def _input_lifetimes(m: Ints, stage: int, op: int, sign: int) -> int:
     """Lengthen (sign 1) or shorten (−1) the inputs' lifetimes up to one run of an op; the bytes by which they do."""
-    n, o = m[N], m[OPS_AT] + op * OP
-    key = stage * n + op
+    key = stage * m[N] + op
     total = 0
-    for e in range(m[o + READS], m[o + OP + READS]):
-        v = m[VALUES_AT] + m[e] * VALUE
-        maker = m[v + MAKER]
+    for e in range(inputs_at(m, op), inputs_at(m, op + 1)):
+        value = m[e]
+        maker = maker_of(m, value)
         j = stage_index(m, maker, stage)
         made = nth_stage(m, maker, j)
-        low = last_use(m, m[e], made, nth_stage(m, maker, j + 1))
+        low = last_use(m, value, made, nth_stage(m, maker, j + 1))
         if low < key:
-            if low < 0:
-                low = made * n + maker - (m[v + KIND] == OPTIONAL)
-            add_between(m, low, key, sign * m[v + SIZE])
-            total += m[v + SIZE]
-    return int(total)
+            add_between(m, _made_at(m, value, made) if low < 0 else low, key, sign * size_of(m, value))
+            total += size_of(m, value)
+    return total
 
 
 @inner
 def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sign: int) -> int:
     """Cut (sign −1) or join (1) the older instances of what a run of an op makes anew; its bytes that nobody reads."""
-    n, o = m[N], m[OPS_AT] + op * OP
     total = 0
-    for value in range(m[o + MAKES], m[o + OP + MAKES]):
-        v = m[VALUES_AT] + value * VALUE
+    for value in range(values_from(m, op), values_from(m, op + 1)):
         if last_use(m, value, stage, after) < 0:
-            if m[v + KIND] != OPTIONAL:
-                total += m[v + SIZE]
+            if kind_of(m, value) != OPTIONAL:
+                total += size_of(m, value)
             continue
         low = last_use(m, value, before, stage)
-        if low < 0:
-            low = before * n + op - (m[v + KIND] == OPTIONAL)
-        add_between(m, low, stage * n + op - 1, sign * m[v + SIZE])
-    return int(total)
+        low = _made_at(m, value, before) if low < 0 else low
+        add_between(m, low, stage * m[N] + op - 1, sign * size_of(m, value))
+    return total
 
 
 @inner
@@ -427,23 +365,69 @@ def place(m: Ints, stage: int, op: int) -> None:
     i = rank(m, block, key)
     if i == m[block + COUNT]:
         block, i = block + BLOCK_COLUMNS, 0
-    follower = m[m[block + ROW] + i]
+    follower = key_in(m, block, i)
     # what the follower finds resident is what this run finds, values read from now on included
-    here = m[m[block + ROW] + BLOCK + i] + m[block + LAZY] - _starting(m, follower // n, follower % n)
-    here += m[m[OPS_AT] + op * OP + WORKSPACE]
+    here = memory_in(m, block, i) - _starting(m, follower // n, follower % n) + workspace_of(m, op)
     here += _output_lifetimes(m, stage, op, nth_stage(m, op, index), nth_stage(m, op, index + 1), int64(-1))
     here += _input_lifetimes(m, stage, op, int64(1))
     insert(m, key, here)
-    _list_stage(m, op, index, stage)
-    m[COST] += m[m[OPS_AT] + op * OP + OP_COST]
+    enter_stage(m, op, index, stage)
+    m[COST] += cost_of(m, op)
 
 
 @inner
 def remove(m: Ints, stage: int, op: int) -> None:
     """Let the op run in the stage no longer; the exact inverse of `place`."""
     index = stage_index(m, op, stage)
-    _unlist_stage(m, op, index)
+    delete_stage(m, op, index)
     erase(m, stage * m[N] + op)
     _output_lifetimes(m, stage, op, nth_stage(m, op, index - 1), nth_stage(m, op, index), int64(1))
     _input_lifetimes(m, stage, op, int64(-1))
-    m[COST] -= m[m[OPS_AT] + op * OP + OP_COST]
+    m[COST] -= cost_of(m, op)
+
+
+_FILL = BLOCK * 3 // 4
+
+
+@inner
+def fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
+    """Blocks of ascending keys, by the bytes by which the memory changes at each."""
+    memory, rows = 0, m[EXTRAS_AT] - m[FREE_AT]
+    m[OVER] = 0
+    for i in range(rows):
+        m[m[FREE_AT] + i] = m[ROWS_AT] + 2 * BLOCK * (rows - 1 - i)
+    m[FREE], m[BLOCKS] = rows, (len(keys) + _FILL - 1) // _FILL
+    block = block_at(m, int64(-1))
+    for i in range(len(keys)):
+        memory += change[i]
+        if i % _FILL == 0:
+            block += BLOCK_COLUMNS
+            m[FREE] -= 1
+            m[block + ROW] = m[m[FREE_AT] + m[FREE]]
+            m[block + FIRST], m[block + LAZY] = keys[i], 0
+        at = m[block + ROW] + i % _FILL
+        m[at], m[at + BLOCK] = keys[i], memory
+        m[block + COUNT] = i % _FILL + 1
+        m[OVER] += max(0, memory - m[BUDGET])
+    for number in range(m[BLOCKS]):
+        refresh(m, block_at(m, number))
+
+
+@inner
+def note_best(m: Ints) -> None:
+    """Note the current schedule as the best one."""
+    at = m[BEST_AT]
+    for number in range(m[BLOCKS]):
+        block = block_at(m, number)
+        for i in range(keys_in(m, block)):
+            m[at] = key_in(m, block, i)
+            at += 1
+    m[BEST_LENGTH], m[BEST_COST] = at - m[BEST_AT], m[COST]
+
+
+def current(m: Ints) -> tuple[Ints, Ints]:
+    """The ascending keys of the current schedule, and at each the memory without fixed bytes, in scaled bytes."""
+    blocks = m[m[BLOCKS_AT] :][: m[BLOCKS] * BLOCK_COLUMNS].reshape(-1, BLOCK_COLUMNS)
+    keys = [m[b[ROW] :][: b[COUNT]] for b in blocks]
+    memory = [m[b[ROW] + BLOCK :][: b[COUNT]] + b[LAZY] for b in blocks]
+    return np.concatenate(keys), np.concatenate(memory)
