@@ -183,3 +183,23 @@ def test_more_blocks_are_checkpointed_where_less_fits_and_what_does_not_fit_is_r
         remat.checkpoint_policy(model, X, budget="5%", planner="greedy")
     with pytest.raises(remat.RematError, match="is no part of"):
         remat.checkpoint_policy(model, X, budget="60%", blocks=[nn.Linear(2, 2)], planner="greedy")
+
+
+def test_removed_checkpoints_leave_a_forward_that_a_block_had_of_its_own() -> None:
+    model = Model(0.0)
+    calls = []
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return nn.Sequential.forward(model.layers[0], x)
+
+    model.layers[0].forward = own
+    policy = remat.checkpoint_policy(model, X, budget="60%", planner="greedy")
+    assert "layers.0" in policy.contexts
+    policy.remove()
+    policy.remove()
+    assert model.layers[0].forward is own
+    assert all("forward" not in vars(layer) for layer in model.layers[1:])
+    calls.clear()
+    model(X)
+    assert calls == [1]

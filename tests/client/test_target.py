@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -357,6 +358,23 @@ def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, command: An
     (step,) = PlanFile(tmp_path / "plan.json").steps
     assert step.priced == data["priced"]
     assert any("flash" in name for name in step.graph.op_names or ())
+
+
+@pytest.mark.thorough
+def test_the_command_shows_the_best_flags_of_another_stack(script: Path, command: Any) -> None:
+    given = "plan", script.name, "--device", "a100", "--budget", "85%", "--local", "-q"
+    ran = command(*given, "--for", "megatron")
+    assert ran.code == 0, ran.err
+    line = ran.out.splitlines()[-1]
+    assert re.fullmatch(
+        r"megatron: --recompute-granularity \S+ .*; [\d.]+ [KMG]iB, [\d.]+ % slower than the plan.*", line
+    )
+    data = command(*given, "--for", "hf", "--json").data
+    assert data["flags"]["cost_ns"] >= data["answer"]["cost_ns"]
+    assert data["flags"]["peak_bytes"] <= data["answer"]["budget_bytes"]
+    wrong = command(*given, "--for", "keras")
+    assert wrong.code == 2
+    assert "--for takes deepspeed, hf, megatron, nemo, torchtitan, not 'keras'" in wrong.err
 
 
 @pytest.mark.thorough

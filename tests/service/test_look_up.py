@@ -89,6 +89,14 @@ def test_what_had_no_time_before_the_queue_is_checked_behind_it(tmp_path: Path) 
         assert (first["cache"], second["cache"]) == ("miss", "hit")  # nothing was solved for it
 
 
+@pytest.mark.thorough
+def test_a_limit_that_is_over_before_anything_is_found_is_a_miss(tmp_path: Path) -> None:
+    graph = hard_graph(60, 5)
+    with serving(tmp_path, workers=1, look_up_s=0) as service:
+        _, ended = service.post(Problem(graph, budget_at(graph, 0.4)), time_limit_s=0.03)
+        assert (ended["status"], ended["cache"], ended.get("plan")) == ("nothing_found", "miss", None)
+
+
 def _parts(service: Service) -> float:
     """Looks that had no time for all there is."""
     found = re.search(r'^remat_store_look_seconds_count\{found="part"\} (\S+)', service.http.get("/metrics").text, re.M)

@@ -225,8 +225,8 @@ def _contradicted(
     unlike = _unlike(costliest, told, found)
     if unlike:  # a busy moment only ever adds: they are looked at twice, and the lesser measurement counts
         again, _ = _measure({s: nodes[s] for s in unlike}, {}, given)
-        unlike = _unlike(unlike, told, again)
         found |= {s: min(m, found[s]) for s, m in again.items()}
+        unlike = _unlike(unlike, told, found)
     off = {s: m for s, m in found.items() if _differs(m.cost_ns, told[s].cost_ns, APART)}
     whole = 2 * len(unlike) > sum(s in found for s in costliest)
     if off or whole:
