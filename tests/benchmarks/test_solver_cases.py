@@ -32,8 +32,8 @@ def test_what_an_aim_asks_for() -> None:
     assert not AIMS["10000"].reached(run("10000", (2.0, 1000, 980)))
     assert not AIMS["10000"].reached(run("10000", (2.0, 1000, 900), (31.0, 1000, 995)))
     assert not AIMS["10000"].reached(run("10000"))
-    assert AIMS["dense-over"].reached(run("dense-over", (59.0, 1395, 900)))
-    assert not AIMS["dense-over"].reached(run("dense-over", (59.0, 1396, 900)))
+    assert AIMS["random-over"].reached(run("random-over", (59.0, 1395, 900)))
+    assert not AIMS["random-over"].reached(run("random-over", (59.0, 1396, 900)))
 
 
 def test_the_key_says_what_a_share_is_of() -> None:
