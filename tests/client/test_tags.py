@@ -105,6 +105,32 @@ def test_torch_carries_out_the_plan_to_the_byte(name: str, share: str) -> None:
     assert tags.peaks == [found.peak_bytes]
 
 
+class Twice(nn.Module):
+    """Two equal products, each looked at in another way: the partitioner makes them one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = self.up(x).unsqueeze(0), self.up(x).unsqueeze(1)
+        first, second = self.up(x).chunk(2, 1)
+        found: torch.Tensor = (rows * columns).tanh() + torch.cat((second, first), 1).sigmoid()
+        return found
+
+
+def test_views_of_equal_values_are_views_of_the_one_that_is_left() -> None:
+    model, x = Twice(), numbers(24, 32)
+    plain, tags = copy.deepcopy(model), TagPass("100%", planner="greedy")
+    got = _by_pass(model, x, tags)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, _step(plain, plain, x), strict=True))
+    (found,) = tags.tagged
+    kernels = [op.nodes[0] for op in found.joint.step.ops if op.nodes]
+    assert sum("addmm" in str(node.target) for node in kernels) == 1
+    assert not any(getattr(node.target, "is_view", False) for node in kernels)
+    assert tags.peaks == [found.peak_bytes]
+
+
 class _WithLoss(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

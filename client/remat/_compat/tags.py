@@ -9,6 +9,7 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .memory import storage_key
 from .tracing import functorch_config, is_tangent
 from .versions import lacking, require, required
 
@@ -60,8 +61,25 @@ def prepare(module: fx.GraphModule) -> None:
     """What the partitioner does first: drop dead nodes, and make equal ones one."""
     module.graph.eliminate_dead_code()
     if functorch_config.cse:
+        views = {node.name for node in module.graph.nodes if _is_view(node)}
         module.graph = fx_graph_cse(module.graph)
+        for node in module.graph.nodes:
+            if node.name in views and not _is_view(node):  # of a node whose place an equal one has taken
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)
     module.recompile()
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node's tensors lie in a storage of its inputs."""
+    read = {key for source in node.all_input_nodes for key in _storages(source)}
+    return node.op == "call_function" and not read.isdisjoint(_storages(node))
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    found = value if isinstance(value, (list, tuple)) else (value,)
+    return {storage_key(tensor) for tensor in found if isinstance(tensor, torch.Tensor)}
 
 
 partition = min_cut_rematerialization_partition

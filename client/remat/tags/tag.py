@@ -199,8 +199,7 @@ class Tagged:
             name = draws.get(str(torch_tags.replayed(node)), node.name)
             if node.op == "call_function" and name in number:  # what is saved has the name of its maker
                 order.append(number[name])
-        others = [op for op in order[turn + 1 :] if op < turn and not all(map(_is_view, step.ops[op].nodes))]
-        other = sorted(joint.names_of(others) - self.again)
+        other = sorted(joint.names_of(op for op in order[turn + 1 :] if op < turn) - self.again)
         if other:
             names = ", ".join(other[:3])
             raise CaptureError(f"torch's partition computes what is tagged to be saved again: {names}: a bug in remat")
@@ -217,11 +216,6 @@ class Tagged:
                 readable(self.peak_bytes),
             )
         return peak
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node only looks at a tensor: torch makes it again from what it saves, which takes no time."""
-    return bool(getattr(node.target, "is_view", False))
 
 
 def tag(
