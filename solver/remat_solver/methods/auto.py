@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -102,7 +101,9 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
 
 @dataclass
 class _Run:
-    """What the stages of one solve share: `starts` of the search, and `least`, the plan of least memory so far."""
+    """What the stages of one solve share: `starts` of the search; `least`, the plan of least memory so far; `rounds` of
+    ways to a first plan.
+    """
 
     incumbent: Incumbent
     options: AutoOptions
@@ -110,6 +111,7 @@ class _Run:
     least: Plan
     search: Search | None = None
     blocks_tried: bool = False
+    rounds: int = 0
 
     @property
     def graph(self) -> Graph:
@@ -256,27 +258,33 @@ def _every_plan(run: _Run) -> None:
         try_every_plan(run.incumbent)
 
 
-def _first_plan_near_least(run: _Run) -> None:
-    """Three ways to a first plan in turn, for ever longer: where one takes long or fails, another has it soon.
+def _three_ways(run: _Run) -> None:
+    """Three ways to a first plan in turn, for longer than the last time: where one fails, another has it soon.
 
     Annealing from nothing finds plans of random graphs. Steps down from the plan of the least memory so far find those
     of networks, and a greedy plan of little memory is where these begin.
     """
-    incumbent, graph, seconds = run.incumbent, run.graph, _ROUND_S
-    share = _SEARCH_SHARE if run.options.deterministic and run.options.proof else 1.0
-    watch = incumbent.deadline.within(share * incumbent.deadline.remaining())
-    for number in itertools.count():
-        _moves(run, max(1, int(seconds / move_s(graph))))
-        starts = [run.least]
-        if number < len(_RULES):
-            starts.append(least_memory(graph, stop=watch.within(seconds).passed, weights=_RULES[number]))
-        for start in starts:
-            if not _without_plan(run) or watch.passed():
-                return
-            if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
-                found = _tightened(incumbent, start, run.options.seed + number, seconds)
-                run.least = min(run.least, found, key=lambda plan: peak_of(graph, plan))
-        seconds *= _LONGER
+    incumbent, graph, number = run.incumbent, run.graph, run.rounds
+    seconds = _ROUND_S * _LONGER**number
+    run.rounds += 1
+    _moves(run, max(1, int(seconds / move_s(graph))))
+    starts = [run.least]
+    if _without_plan(run) and number < len(_RULES):
+        stop = incumbent.deadline.within(seconds).passed
+        starts.append(least_memory(graph, stop=stop, weights=_RULES[number]))
+    for start in starts:
+        if _without_plan(run) and incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
+            found = _tightened(incumbent, start, run.options.seed + number, seconds)
+            run.least = min(run.least, found, key=lambda plan: peak_of(graph, plan))
+
+
+def _until_a_plan(run: _Run) -> None:
+    """The three ways again and again; where the proof comes after the search, for a share of what is left."""
+    in_turn = run.options.deterministic and run.options.proof
+    watch = run.incumbent.deadline
+    watch = watch.within(_SEARCH_SHARE * watch.remaining()) if in_turn else watch
+    while _without_plan(run) and not watch.passed():
+        _three_ways(run)
 
 
 _FIRST = (
@@ -294,7 +302,7 @@ _SEARCH = (
         lambda run: _without_plan(run) and not run.blocks_tried and run.graph.ops >= _DEEP,
         _blocks,
     ),
-    _Stage("a first plan near the least budget", _without_plan, _first_plan_near_least),
+    _Stage("three ways to a first plan", _without_plan, _three_ways),
     _Stage(
         "moves before blocks",
         lambda run: _with_plan(run) and not run.blocks_tried,
@@ -306,6 +314,7 @@ _SEARCH = (
         _every_plan,
     ),
     _Stage("blocks", lambda run: _going(run) and not run.blocks_tried, _blocks),
+    _Stage("three ways to a first plan, for ever longer", _without_plan, _until_a_plan),
     _Stage("moves", _going, _moves),
 )
 """The search's side; most of it is for a budget at which there is no plan yet."""
