@@ -14,7 +14,7 @@ from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.search.every import cheapest, try_every_plan
-from solver.brute import optimum
+from solver.brute import ONE_PER_STAGE, optimum
 from solver.little import little_problems
 from solver.transfer_brute import least_makespan
 from tiers import first
@@ -138,3 +138,12 @@ def test_auto_claims_the_least_makespan_of_a_tiny_graph_with_a_link() -> None:
     answer = solve(problem, time_limit_s=20, max_gap=0.0)
     assert answer.cost_ns == best
     assert max(answer.bound_ns or 0, answer.claimed_bound_ns or 0) == best
+
+
+def test_auto_finds_a_plan_that_is_no_schedule_of_its_search() -> None:
+    """The ways to a first plan that come before end, so that every plan is looked at."""
+    problem = next(p for p in little_problems(1049, 7, rich=True, budgets=4) if p.budget_bytes == 13)
+    assert optimum(problem, ONE_PER_STAGE).plan is None
+    best = optimum(problem).cost_ns
+    answer = solve(problem, options={"proof": False}, time_limit_s=20, max_gap=0)
+    assert (answer.cost_ns, answer.claimed_bound_ns) == (best, best)

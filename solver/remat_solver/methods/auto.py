@@ -253,7 +253,8 @@ def _blocks(run: _Run) -> None:
 
 def _every_plan(run: _Run) -> None:
     """Look at every plan, where a second of moves has left the gap open: a claim of the optimum ends the proof."""
-    _moves(run, _MOVES_BEFORE_EVERY)
+    if run.incumbent.plan is not None:
+        _moves(run, _MOVES_BEFORE_EVERY)
     if _going(run):
         try_every_plan(run.incumbent)
 
