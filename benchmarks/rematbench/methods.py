@@ -121,7 +121,7 @@ CHECKMATE = "Jain et al., MLSys 2020"
 CHEN = "Chen et al., 2016; as Checkmate's comparison completes it"
 ROTOR = "Beaumont et al., RR-9302 (2019)"
 BEFORE = "benchmarks/results/figures.md"
-DTR = "Theorem 3.1: at most 3.2 operations a layer with 2 ⌈√N⌉ units, N to 1,024; its figures are of logs of PyTorch 1"
+DTR = "O(N) operations with memory of order √N: at most 3.2 a layer with 2 √N units, N to 1,024; no figure of it"
 TORCH = "none: torch's functions themselves, which no publication measures"
 
 METHODS: dict[str, Method] = {
@@ -163,7 +163,7 @@ METHODS: dict[str, Method] = {
             GRAPHS,
             _graphs(dtr("lru")),
             "the same, h_LRU",
-            "none: the theorem does not hold of it",
+            "none: on such a chain its operations a layer grow",
             fast=True,
         ),
         Method("dtr-msps", GRAPHS, _graphs(dtr("msps")), "the same, h_MSPS (Peng et al., 2020)", DTR, at_most=1500),
