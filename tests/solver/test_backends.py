@@ -99,10 +99,16 @@ def test_a_turn_ends_an_integer_program_and_a_tree(engines: dict[str, Engine]) -
     turns = (1e-3, 0.3, 1e-3)
     grown = [engine.tree(program, cutoff=1e6, deadline=Deadline(60), stopped=None, turn_s=turn) for turn in turns]
     assert all(outcome.tree is not None and outcome.x is None for outcome in grown)
+    # its turn was over, not its time
+    assert not any(outcome.tree.late for outcome in grown if outcome.tree is not None)
     assert grown[0].bound == pytest.approx(root)
     assert root < grown[1].bound <= 1e6
     # asked for again it grows on
     assert grown[2].bound >= grown[1].bound
+    late = engine.tree(program, cutoff=1e6, deadline=Deadline(1), stopped=None)
+    assert late.tree is not None
+    assert late.tree.late
+    assert late.x is None
 
 
 def test_a_cut_closes_what_a_point_lacks_a_hundredth_of(engines: dict[str, Engine]) -> None:

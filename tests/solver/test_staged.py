@@ -228,6 +228,17 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
                 assert scale_of(view).cost_ns * written.program.objective(x) <= extra
 
 
+@pytest.mark.parametrize("certify", [True, False])
+@pytest.mark.parametrize(("name", "fraction"), [("random-70", 0.5), ("random-90", 0.5), ("dag-60", 0.6)])
+def test_what_the_time_ends_says_so(name: str, fraction: float, certify: bool) -> None:
+    """Engines end before the time is up, for their last word; an answer without a limit would count as final."""
+    graph = instance(name)
+    problem = Problem(graph, budget_at(graph, fraction))
+    answer = solve(problem, method="staged", time_limit_s=2, max_gap=0, certify=certify)
+    assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
+    assert (answer.limit, answer.ran_to_its_end) == ("time", False)
+
+
 def test_an_engine_is_no_option() -> None:
     problem = Problem(little_graph(3, 6), 10)
     with pytest.raises(InvalidData, match="method 'staged' has no option 'engine'; it has memory_bytes, polish"):

@@ -231,7 +231,11 @@ class Tree:
 
     def over(self) -> bool:
         """Whether the time is up or nobody wants more."""
-        return self.link.stop.is_set() or self.clock.now() > self.deadline or self.clock.cpu() > self.turn_until
+        return self.late() or self.clock.cpu() > self.turn_until
+
+    def late(self) -> bool:
+        """Whether the time is up, or whoever asked says so."""
+        return self.link.stop.is_set() or self.clock.now() > self.deadline
 
     def run(self, link: Link, clock: Clock, deadline: float, turn_until: float) -> Node:
         """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing.
@@ -441,6 +445,7 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
         solver, program, float(members["cutoff"]), factor, None if cutoff_row is None else tuple(cutoff_row)
     )
     root = tree.run(link, clock, deadline, math.inf if turn_s is None else clock.cpu() + float(turn_s))
+    late = tree.late()
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []
     pending = [root]
@@ -467,7 +472,7 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
         arrays["plain_row"], arrays["plain_dual"] = tree.plain
     if tree.point is not None:
         arrays["x"] = tree.point
-    said: dict[str, Any] = {"bound": float(least)} if np.isfinite(least) else {}
+    said: dict[str, Any] = {"late": late} | ({"bound": float(least)} if np.isfinite(least) else {})
     if work_s is not None:
         said["work_s"] = clock.now()
     said["cuts"] = [] if tree.rows.cuts is None else [cut.wire() for cut in tree.rows.cuts.cuts]

@@ -78,6 +78,7 @@ class Tree(NamedTuple):
         leaf_empty: [leaves] whether the duals are a ray that shows that there is no point.
         cuts: cutting planes; their rows come after those of the program.
         plain_row, plain_dual: rows and duals of the program without cuts, where the tree is one leaf without points.
+        late: whether it was left as it is since the time was up.
     """
 
     column: NDArray[np.int64]
@@ -88,6 +89,7 @@ class Tree(NamedTuple):
     cuts: tuple[Cutting, ...] = ()
     plain_row: NDArray[np.int64] | None = None
     plain_dual: Floats | None = None
+    late: bool = False
 
 
 class Outcome(NamedTuple):
@@ -191,4 +193,5 @@ def _tree_of(message: Message) -> Tree | None:
     if "leaf_start" not in message.arrays:
         return None
     cuts = tuple(cutting(data) for data in message.members["cuts"])
-    return Tree(**{name: message.arrays.get(name) for name in Tree._fields if name != "cuts"}, cuts=cuts)  # type: ignore[arg-type]
+    arrays = {name: message.arrays.get(name) for name in Tree._fields if name not in ("cuts", "late")}
+    return Tree(**arrays, cuts=cuts, late=message.members["late"])  # type: ignore[arg-type]

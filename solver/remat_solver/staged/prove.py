@@ -35,14 +35,14 @@ from .shorten import Solve, shortening
 
 _WORTH = 0.1
 """The share of the gap that a tree which did not get to its end must close to be certified."""
-_WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
-"""The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
+_WRITING_S, _WRITING_SHARE = 1.0, 0.1
+"""The seconds at most, and the share of the time left, for writing a certificate."""
 
 
 class Grown(NamedTuple):
     """What a tree came to: a certificate worth having, and a point that nothing above can be proved without.
 
-    `closed`: what was to be proved is. `out_of_time`: it ended early enough for its certificate to be written.
+    `closed`: what was to be proved is. `out_of_time`: it ended early, for its certificate to be written in time.
     """
 
     round: Round
@@ -100,7 +100,7 @@ class Trees:
             turn_s=None if turn is None else turn * program.entries,
             cutoff_row=None if extra is None else (program.rows - 1, factor * extra),
         )
-        out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
+        out_of_time = outcome.status == "nothing_found" or (outcome.tree is not None and outcome.tree.late)
         closed, certified = outcome.bound >= factor * (wanted - total), None
         if outcome.tree is not None:
             # a whole number of ns: what is well above one proves the next
@@ -155,7 +155,8 @@ class Proof:
 
     Attributes:
         out_of_memory: whether an engine has ended for want of memory, and the proof with it.
-        out_of_time: whether a tree has ended for want of time, early enough for its certificate to be written.
+        out_of_time: whether the last program or tree was left for want of time; a tree is left early enough for its
+            certificate to be written.
     """
 
     def __init__(
@@ -350,6 +351,7 @@ class Proof:
             # within the engine's tolerances only: a tree is to prove it
             self._without_plan = True
             return False
+        self.out_of_time = turn is None and outcome.status in ("feasible", "nothing_found")
         self._bound(outcome.bound)
         self._note_memory(outcome)
         if self._enough():
