@@ -12,86 +12,6 @@ from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Wait
 from .words import readable
 
 
-class Transfers:
-    """What of a graph's values is on the host or under way, and when each direction of the link is free again.
-
-    A value is in one of five places: on the device alone; on the device while its copy out runs (`leaving`); on both
-    (`copied`); on the host alone (`away`); on the host while its copy back runs (`returning`).
-
-    Attributes:
-        host_bytes: what the host holds: each copy from the start of its copy out until its copy back has been waited
-            for, or until the value is freed.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.leaving: dict[int, int] = {}  # value -> when its copy ends
-        self.returning: dict[int, int] = {}
-        self.copied: set[int] = set()
-        self.away: set[int] = set()
-        self.host_bytes = 0
-        self._out_free_ns = self._back_free_ns = 0
-
-    def offload(self, link: Link, value: int, now_ns: int, step: int) -> tuple[int, int]:
-        """Begin to copy a resident value out, behind the copies before it; when the copy begins and ends."""
-        if value in self.leaving or value in self.copied:
-            raise InvalidPlan(f"value {value} is offloaded but already has a copy on the host", step)
-        self.host_bytes += self.graph.value_bytes[value]
-        if link.host_bytes is not None and self.host_bytes > link.host_bytes:
-            raise InvalidPlan(
-                f"the host would hold {readable(self.host_bytes)}, over its limit of {readable(link.host_bytes)}", step
-            )
-        begin = max(now_ns, self._out_free_ns)
-        self._out_free_ns = self.leaving[value] = begin + link.to_host_ns(self.graph.value_bytes[value])
-        return begin, self._out_free_ns
-
-    def prefetch(self, link: Link, value: int, now_ns: int, step: int) -> tuple[int, int]:
-        """Begin to copy a value back that is on the host alone; when the copy begins and ends."""
-        if value not in self.away:
-            raise InvalidPlan(f"value {value} is prefetched but not on the host alone", step)
-        self.away.remove(value)
-        begin = max(now_ns, self._back_free_ns)
-        self._back_free_ns = self.returning[value] = begin + link.to_device_ns(self.graph.value_bytes[value])
-        return begin, self._back_free_ns
-
-    def wait(self, value: int, step: int) -> tuple[int, bool]:
-        """When the running copy of a value ends, and whether the value is back on the device."""
-        if value in self.leaving:
-            self.copied.add(value)
-            return self.leaving.pop(value), False
-        if value not in self.returning:
-            raise InvalidPlan(f"wait for value {value}, which is not being copied", step)
-        self.host_bytes -= self.graph.value_bytes[value]
-        return self.returning.pop(value), True
-
-    def drop(self, value: int, step: int) -> None:
-        """Let go of the device's copy of a value whose copy out has been waited for."""
-        if value not in self.copied:
-            raise InvalidPlan(f"value {value} is dropped, but no copy of it to the host has been waited for", step)
-        self.copied.remove(value)
-        self.away.add(value)
-
-    def freed(self, value: int, step: int) -> None:
-        """Let go of a copy on the host that was never needed."""
-        if value in self.leaving:
-            raise InvalidPlan(f"value {value} is freed while it is copied to the host", step)
-        if value in self.copied:
-            self.copied.remove(value)
-            self.host_bytes -= self.graph.value_bytes[value]
-
-    def check_made(self, op: int, value: int, kept: bool, step: int) -> None:
-        """Refuse a computation of a value that is on its way back, and keeping one that is on the host."""
-        if value in self.returning:
-            raise InvalidPlan(f"op {op} makes value {value} while it is prefetched", step)
-        if kept and value in self.away:
-            raise InvalidPlan(f"op {op} keeps value {value}, which is on the host", step)
-
-    def check_ended(self) -> None:
-        """Refuse a copy that was never waited for."""
-        if self.leaving or self.returning:
-            raise InvalidPlan(f"the copy of value {min({*self.leaving, *self.returning})} is never waited for")
-
-
 class Moment(NamedTuple):
     """What a replay sees when a step has run.
 
@@ -136,24 +56,37 @@ def replay(graph: Graph, plan: Plan) -> Iterator[Moment]:
         else:
             span = state.copy(step, i)
         peak = before if before > state.memory else state.memory
-        yield Moment(i, op, peak, state.memory, state.now_ns, state.transfers.host_bytes, span)
+        yield Moment(i, op, peak, state.memory, state.now_ns, state.host_bytes, span)
     if state.done < graph.ops:
         raise InvalidPlan(f"op {state.done} is never computed")
-    state.transfers.check_ended()
+    if state.leaving or state.returning:
+        raise InvalidPlan(f"the copy of value {min({*state.leaving, *state.returning})} is never waited for")
 
 
 class _State:
-    """What is resident, what the host has, and the time."""
+    """What is resident, what of it the host has or gets, and the time.
+
+    A value is in one of five places: on the device alone; on the device while its copy out runs (`leaving`); on both
+    (`copied`); on the host alone (`away`); on the host while its copy back runs (`returning`).
+
+    Attributes:
+        host_bytes: what the host holds: each copy from the start of its copy out until its copy back has been waited
+            for, or until the value is freed.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.keep, self.once, self.consumes = map(frozenset, (graph.keep, graph.once, graph.consumes))
         self.consumed: dict[int, int] = {}  # value → the op that has consumed it
         self.resident: set[int] = set()  # what ops can read
-        self.transfers = Transfers(graph)
+        self.leaving: dict[int, int] = {}  # value -> when its copy ends
+        self.returning: dict[int, int] = {}
+        self.copied: set[int] = set()
+        self.away: set[int] = set()
         self.ops = graph.ops
         self.done = 0  # ops 0 … done-1 have been computed: first computations come in op order
-        self.memory, self.now_ns = graph.fixed_bytes, 0
+        self.memory, self.host_bytes, self.now_ns = graph.fixed_bytes, 0, 0
+        self.out_free_ns = self.back_free_ns = 0  # when each direction of the link is free again
 
     def compute(self, step: Compute, i: int) -> int:
         """Run an op; returns the memory while it runs."""
@@ -184,8 +117,10 @@ class _State:
                 raise InvalidPlan(f"op {op} makes value {value} while it is resident", i)
             if value in self.keep and value not in kept:
                 raise InvalidPlan(f"op {op} drops value {value}, which must be kept to the end", i)
-            if graph.link is not None:
-                self.transfers.check_made(op, value, value in kept, i)
+            if value in self.returning:
+                raise InvalidPlan(f"op {op} makes value {value} while it is prefetched", i)
+            if value in self.away and value in kept:
+                raise InvalidPlan(f"op {op} keeps value {value}, which is on the host", i)
             during += bytes_of[value]
         for value in kept:
             self.memory += bytes_of[value]
@@ -203,33 +138,60 @@ class _State:
             raise InvalidPlan(f"value {value} is freed but not resident", i)
         if value in self.keep:
             raise InvalidPlan(f"value {value} must be kept to the end", i)
-        if self.graph.link is not None:
-            self.transfers.freed(value, i)
+        if value in self.leaving:
+            raise InvalidPlan(f"value {value} is freed while it is copied to the host", i)
+        if value in self.copied:
+            self.copied.remove(value)
+            self.host_bytes -= self.graph.value_bytes[value]
         self.resident.remove(value)
         self.memory -= self.graph.value_bytes[value]
 
     def copy(self, step: Offload | Wait | Drop | Prefetch, i: int) -> tuple[int, int] | None:
         """A step that needs the link; of one that starts a copy, when the copy begins and ends."""
-        transfers, value = self.transfers, step.value
+        value, bytes_of = step.value, self.graph.value_bytes
         if self.graph.link is None:
             raise InvalidPlan(f"{type(step).__name__.lower()} needs a link to the host, which this graph has not", i)
         if isinstance(step, Offload):
-            if value not in self.resident:
-                raise InvalidPlan(f"value {value} is offloaded but not resident", i)
-            if value in self.keep:
-                raise InvalidPlan(f"value {value} must be kept to the end", i)
-            return transfers.offload(self.graph.link, value, self.now_ns, i)
+            return self.offload(self.graph.link, value, i)
         if isinstance(step, Prefetch):
-            span = transfers.prefetch(self.graph.link, value, self.now_ns, i)
-            self.memory += self.graph.value_bytes[value]
-            return span
+            if value not in self.away:
+                raise InvalidPlan(f"value {value} is prefetched but not on the host alone", i)
+            self.away.remove(value)
+            self.memory += bytes_of[value]
+            begin = max(self.now_ns, self.back_free_ns)
+            self.back_free_ns = self.returning[value] = begin + self.graph.link.to_device_ns(bytes_of[value])
+            return begin, self.back_free_ns
         if isinstance(step, Wait):
-            end_ns, back = transfers.wait(value, i)
-            self.now_ns = max(self.now_ns, end_ns)
-            if back:
+            if value in self.leaving:
+                self.now_ns = max(self.now_ns, self.leaving.pop(value))
+                self.copied.add(value)
+            elif value in self.returning:
+                self.now_ns = max(self.now_ns, self.returning.pop(value))
                 self.resident.add(value)
+                self.host_bytes -= bytes_of[value]
+            else:
+                raise InvalidPlan(f"wait for value {value}, which is not being copied", i)
             return None
-        transfers.drop(value, i)
+        if value not in self.copied:
+            raise InvalidPlan(f"value {value} is dropped, but no copy of it to the host has been waited for", i)
+        self.copied.remove(value)
+        self.away.add(value)
         self.resident.remove(value)
-        self.memory -= self.graph.value_bytes[value]
+        self.memory -= bytes_of[value]
         return None
+
+    def offload(self, link: Link, value: int, i: int) -> tuple[int, int]:
+        """Begin to copy a resident value out, behind the copies before it; when the copy begins and ends."""
+        if value not in self.resident:
+            raise InvalidPlan(f"value {value} is offloaded but not resident", i)
+        if value in self.keep:
+            raise InvalidPlan(f"value {value} must be kept to the end", i)
+        if value in self.leaving or value in self.copied:
+            raise InvalidPlan(f"value {value} is offloaded but already has a copy on the host", i)
+        self.host_bytes += self.graph.value_bytes[value]
+        if link.host_bytes is not None and self.host_bytes > link.host_bytes:
+            held, limit = readable(self.host_bytes), readable(link.host_bytes)
+            raise InvalidPlan(f"the host would hold {held}, over its limit of {limit}", i)
+        begin = max(self.now_ns, self.out_free_ns)
+        self.out_free_ns = self.leaving[value] = begin + link.to_host_ns(self.graph.value_bytes[value])
+        return begin, self.out_free_ns
