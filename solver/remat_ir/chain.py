@@ -157,16 +157,6 @@ class Chain:
         both = self.link_bytes_per_s
         return None if both is None else Link(both, both, host_bytes=self.host_bytes)
 
-    def transfer_ns(self, size_bytes: int) -> int:
-        """How long the link takes for so many bytes in one direction, rounded up to whole ns.
-
-        Raises:
-            InvalidData: the chain has no link.
-        """
-        if self.link_bytes_per_s is None:
-            raise InvalidData("this chain has no link to the host", "/link_bytes_per_s")
-        return -(-size_bytes * 1_000_000_000 // self.link_bytes_per_s)
-
     def to_graph(self) -> Graph:
         """The exact lift, without the link: any plan of the graph is one of the chain, and the other way round.
 

@@ -106,7 +106,7 @@ def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
 
     Memory while a step runs: what is resident, a^0 first, in transfer in either direction included + what the step
     makes + its workspace. δ^L appears with B^L. A transfer is queued behind the one that runs in its direction, is
-    charged on the device from its step on, and takes `chain.transfer_ns` of its bytes. `Moment.op` is the op of
+    charged on the device from its step on, and takes what `chain.link` takes for its bytes. `Moment.op` is the op of
     `Chain.to_graph`.
 
     Raises:
@@ -135,7 +135,7 @@ class _State:
     """What is resident where, and when the link is free again."""
 
     def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+        self.chain, self.link = chain, chain.link
         self.memory = chain.activation_bytes[0]
         self.now_ns = 0
         self.reached = 0  # forward stages 1 … reached have been computed
@@ -222,16 +222,17 @@ class _State:
                 raise InvalidPlan(f"a {cut} is freed but not resident", i)
             self.release(cut, "free", i)
             return before
-        if self.chain.link_bytes_per_s is None:
+        if self.link is None:
             raise InvalidPlan(f"{verb.value} needs a link to the host, which this chain has not", i)
         if verb is Verb.OFFLOAD:
             if cut not in self.stored or cut in self.moving or cut in self.leaving or cut in self.on_host:
                 raise InvalidPlan(f"offload of {cut}, which is not resident or already has a copy on the host", i)
-            self.host_bytes += self.size(cut, self.stored[cut])
+            size = self.size(cut, self.stored[cut])
+            self.host_bytes += size
             if self.chain.host_bytes is not None and self.host_bytes > self.chain.host_bytes:
                 over = f"over its limit of {readable(self.chain.host_bytes)}"
                 raise InvalidPlan(f"the host would hold {readable(self.host_bytes)}, {over}", i)
-            self.start(verb, cut, self.stored[cut], i)
+            self.start(verb, cut, self.link.to_host_ns(size), i)
         elif verb is Verb.WAIT:
             self.wait(cut, i)
         elif verb is Verb.DROP:
@@ -243,14 +244,15 @@ class _State:
         else:
             if cut not in self.on_host or cut in self.moving:
                 raise InvalidPlan(f"prefetch of {cut}, which is not on the host or already under way", i)
-            self.memory += self.size(cut, self.on_host[cut])
-            self.start(verb, cut, self.on_host[cut], i)
+            size = self.size(cut, self.on_host[cut])
+            self.memory += size
+            self.start(verb, cut, self.link.to_device_ns(size), i)
         return max(before, self.memory)
 
-    def start(self, direction: Verb, cut: int, tape: bool, i: int) -> None:
+    def start(self, direction: Verb, cut: int, takes_ns: int, i: int) -> None:
         """Queue a transfer behind the one that runs in its direction."""
         begin = max(self.now_ns, self.free_ns[direction])
-        end = begin + self.chain.transfer_ns(self.size(cut, tape))
+        end = begin + takes_ns
         self.free_ns[direction] = end
         self.moving[cut] = (direction, end)
         self.spans[i] = begin, end

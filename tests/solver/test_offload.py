@@ -149,7 +149,7 @@ def test_finer_slots_find_better_plans() -> None:
 def test_save_on_cpu_waits_for_everything() -> None:
     chain = linked_chain(10, seed=1)
     answer = solve(Problem(chain, plain_peak(chain)), method="save-on-cpu", max_gap=0)
-    moved = sum(chain.transfer_ns(size) for size in chain.tape_bytes[:-1])
+    moved = sum(chain.link.to_host_ns(size) for size in chain.tape_bytes[:-1])
     assert answer.cost_ns == chain.total_cost_ns + 2 * moved
     overlapped = solve(Problem(chain, plain_peak(chain)), method="offload-all", max_gap=0)
     assert overlapped.cost_ns is not None
