@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .chain import Chain
 from .errors import InvalidData, InvalidPlan
-from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plan_document
+from .plan import STEP_OF_VERB, Compute, Free, Plan, Step, plan_document
 from .read import kind
 from .replay import Moment
 from .words import readable
@@ -270,15 +270,6 @@ class _State:
             self.host_bytes -= self.size(cut, self.stored[cut])
 
 
-STEP_OF_VERB: dict[Verb, type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
-    Verb.OFFLOAD: Offload,
-    Verb.WAIT: Wait,
-    Verb.DROP: Drop,
-    Verb.PREFETCH: Prefetch,
-}
-"""The step of a graph's plan that does with a value what a verb does with what is stored at a cut."""
-
-
 def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
     """The plan of `chain.to_graph()` that does what a chain plan does, at the same cost and peak.
 
@@ -299,8 +290,6 @@ def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
             found = (Compute(stage - 1, (a,)),)
         elif verb is Verb.F_NONE:
             found = (Compute(stage - 1, (a,)), *map(Free, before))
-        elif verb is Verb.FREE:
-            found = (Free(a),)
         elif verb is Verb.B:
             taped.discard(stage)
             first = (Compute(count),) if stage == count else ()

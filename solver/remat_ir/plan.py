@@ -66,14 +66,15 @@ class Prefetch(NamedTuple):
 
 Step: TypeAlias = Compute | Free | Offload | Wait | Drop | Prefetch
 
-_VERBS: dict[str, type[Free] | type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
+STEP_OF_VERB: dict[str, type[Free] | type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
     "free": Free,
     "offload": Offload,
     "wait": Wait,
     "drop": Drop,
     "prefetch": Prefetch,
 }
-_NAMES: dict[type, str] = {verb: name for name, verb in _VERBS.items()}
+"""What each verb but `compute` makes of a value; in a chain plan, of what is stored at a cut."""
+_NAMES: dict[type, str] = {verb: name for name, verb in STEP_OF_VERB.items()}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Plan:
 
 
 _DOCUMENT = plan_document(FORMAT)
-_MAKERS: dict[str, type[Step]] = {"compute": Compute, **_VERBS}
+_MAKERS: dict[str, type[Step]] = {"compute": Compute, **STEP_OF_VERB}
 
 
 def _plain_steps(rows: Sequence[object]) -> tuple[Step, ...] | None:
@@ -146,11 +147,11 @@ def _read_step(row: object, i: int) -> Step:
         return Compute(number, kept)
     if not isinstance(verb, str):
         raise InvalidData(f"step {i}: the verb is {kind(verb)}", here + "/0")
-    if verb not in _VERBS:
+    if verb not in STEP_OF_VERB:
         raise InvalidData(f"step {i}: unknown verb {verb!r}", here + "/0")
     if len(row) == 3:
         raise InvalidData(f"step {i}: {verb} takes one number", here)
-    return _VERBS[verb](number)
+    return STEP_OF_VERB[verb](number)
 
 
 def plan_of(graph: Graph, sequence: Iterable[int]) -> Plan:

@@ -33,7 +33,7 @@ from remat_ir import (
     Wait,
     graph_of,
 )
-from remat_ir.chain_plan import STEP_OF_VERB
+from remat_ir.plan import STEP_OF_VERB
 
 from .array_view import Ids
 
@@ -386,7 +386,7 @@ def pruned(
 
 INPUT = ChainStep(Verb.F_CK, 0)
 """What stands for making a^0, where that may leave."""
-_VERB_OF_STEP: dict[type, Verb] = {Free: Verb.FREE} | {step: verb for verb, step in STEP_OF_VERB.items()}
+_VERB_OF_STEP: dict[type, Verb] = {step: Verb(verb) for verb, step in STEP_OF_VERB.items()}
 
 
 def stored_graph(chain: Chain, steps: Sequence[ChainStep]) -> Graph:
