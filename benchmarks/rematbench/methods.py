@@ -17,8 +17,7 @@ from benchmarks.rematbench.intervals import moccasin
 from benchmarks.rematbench.peers import dtr, knapsack
 from benchmarks.rematbench.poet import poet
 from benchmarks.rematbench.unanswered import Unanswered
-from remat_ir import Chain, InvalidData, Plan, Problem, Progress, problem_digest, verify
-from remat_ir.chain_plan import ChainPlan, lifted_plan
+from remat_ir import Chain, ChainPlan, InvalidData, Plan, Problem, Progress, lifted_plan, problem_digest, verify
 from remat_ir.errors import InvalidPlan
 from remat_ir.proof import InvalidProof, prove
 from remat_solver import METHODS as BY_NAME

@@ -2,8 +2,7 @@
 
 from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth_more_time
 from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_more
-from .chain import Chain
-from .chain_plan import ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
+from .chain import Chain, ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
 from .digest import Digests, Written, digests_of, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from .chain import CHAIN, Chain
-from .chain_plan import FORMAT as CHAIN_PLAN
-from .chain_plan import ChainPlan, plain_chain_plan, replay_chain
+from .chain import CHAIN, Chain, ChainPlan, plain_chain_plan, replay_chain
+from .chain import PLAN_FORMAT as CHAIN_PLAN
 from .document import Document, Integer, Member, Nested
 from .errors import InvalidData, InvalidPlan
 from .graph import GRAPH, Graph

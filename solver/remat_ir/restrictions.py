@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .chain import Chain
-from .chain_plan import TRANSFERS, ChainPlan, Verb
+from .chain import TRANSFERS, Chain, ChainPlan, Verb
 from .graph import Graph
 from .plan import Compute, Free, Plan
 from .problem import AnyPlan, Subject

@@ -21,8 +21,7 @@ from remat.errors import CaptureError, InvalidData
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
-from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
-from remat_ir.chain_plan import ChainStep, Verb, plain_chain_plan
+from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, budget_at, plain_chain_plan, verify
 from tiers import first
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")

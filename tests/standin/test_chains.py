@@ -17,8 +17,7 @@ from remat.lowering.link import StreamLink, UnderWay, link_of
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
-from remat_ir import Answer, ChainPlan, Problem, budget_at
-from remat_ir.chain_plan import Verb
+from remat_ir import Answer, ChainPlan, Problem, Verb, budget_at
 from standin import device
 
 pytestmark = pytest.mark.standin
