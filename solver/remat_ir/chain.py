@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .document import Column, Document, Flag, Integer, Member
+from .document import Column, Document, Flag, Integer, Member, OfDocument
 from .errors import InvalidData, InvalidPlan
 from .graph import Graph
 from .link import Link
@@ -46,7 +46,7 @@ CHAIN = Document(
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(OfDocument):
     """A training step as stages 1 … L, the loss stage last (RR-9302, Section 3.1; Table 1).
 
     Stage l reads a^(l−1) and makes a^l; its tape ā^l, which includes a^l, is what its backward step needs besides
@@ -68,6 +68,8 @@ class Chain:
     Raises:
         InvalidData: naming the array and the stage or cut that is wrong.
     """
+
+    document = CHAIN
 
     forward_ns: tuple[int, ...]
     backward_ns: tuple[int, ...]
@@ -203,19 +205,6 @@ class Chain:
         """The values of `to_graph` that are the tape of a stage: a^l first, the optional one last."""
         width = 2 if self.untaped_workspace_bytes is None else 3
         return tuple(range(width * (stage - 1), width * stage))
-
-    def to_json(self) -> dict[str, Any]:
-        """The `remat-chain/1` object."""
-        return CHAIN.write(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Chain:
-        """Read a `remat-chain/1` object, or its text.
-
-        Raises:
-            InvalidData: malformed in any way; the message names key and index.
-        """
-        return cls(**CHAIN.read(data))
 
 
 def _check_column(key: str, column: tuple[int, ...], length: int, more: str, first: int) -> None:

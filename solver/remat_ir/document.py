@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from .errors import InvalidData
 from .read import LARGEST_INTEGER, array, column, integer, integer_rows, integers, kind, members, parsed
@@ -377,6 +377,25 @@ class Document:
             "required": required,
             **({} if self.open else {"additionalProperties": False}),
         }
+
+
+class OfDocument:
+    """An object whose attributes are the members of its document."""
+
+    document: ClassVar[Document]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object; what may be left out and has its default is not there."""
+        return self.document.write(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read the JSON object, or its text.
+
+        Raises:
+            InvalidData: malformed in any way; the message names key and index.
+        """
+        return cls(**cls.document.read(data))
 
 
 def _written(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from .document import Column, Document, Integer, Member
+from .document import Column, Document, Integer, Member, OfDocument
 from .errors import InvalidData, InvalidPlan
 from .graph import Graph
 from .plan import Plan, plan_document, plan_of
@@ -40,7 +40,7 @@ JOIN = Document(
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(OfDocument):
     """k branches of forward steps F_0 … F_(ℓ−1) that meet at the turn, and their backward steps.
 
     Every x_i and x̄_i fills one slot; branch j starts from x_0, which is in memory at the start. Without `keep` this is
@@ -56,6 +56,8 @@ class Join:
     Raises:
         InvalidData: naming the branch or member that is wrong.
     """
+
+    document = JOIN
 
     lengths: tuple[int, ...]
     forward_ns: int
@@ -138,19 +140,6 @@ class Join:
             backward_from=count,
             fixed_bytes=branches * self.slot_bytes,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The `remat-join/1` object."""
-        return JOIN.write(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Join:
-        """Read a `remat-join/1` object, or its text.
-
-        Raises:
-            InvalidData: malformed in any way; the message names key and index.
-        """
-        return cls(**JOIN.read(data))
 
 
 class JoinVerb(StrEnum):

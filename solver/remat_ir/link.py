@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from .document import Document, Integer, Member
+from .document import Document, Integer, Member, OfDocument
 from .read import integer
 
 LINK = Document(
@@ -24,7 +23,7 @@ LINK = Document(
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(OfDocument):
     """A link to the host, each direction with a bandwidth of its own.
 
     Attributes:
@@ -38,6 +37,8 @@ class Link:
     >>> Link(10**9, 2 * 10**9, latency_ns=5).to_host_ns(100)
     105
     """
+
+    document = LINK
 
     to_host_bytes_per_s: int
     to_device_bytes_per_s: int
@@ -58,16 +59,3 @@ class Link:
     def to_device_ns(self, size_bytes: int) -> int:
         """How long a copy back takes."""
         return self.latency_ns - (-size_bytes * 1_000_000_000 // self.to_device_bytes_per_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """The `link` member of a graph, without what has its default."""
-        return LINK.write(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> Link:
-        """Read the `link` member of a graph.
-
-        Raises:
-            InvalidData: malformed in any way; the message names the key.
-        """
-        return cls(**LINK.read(data))
