@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .document import Column, Document, Flag, Integer, Member, OfDocument
 from .errors import InvalidData, InvalidPlan
-from .graph import Graph
+from .graph import Graph, check_column
 from .link import Link
 from .plan import STEP_OF_VERB, Compute, Free, Plan, Step, plan_document
 from .read import LARGEST_INTEGER, integer, kind
@@ -111,8 +111,7 @@ class Chain(OfDocument):
         if self.input_may_leave and self.link_bytes_per_s is None:
             raise InvalidData("input_may_leave needs link_bytes_per_s: no link, no transfers", "/input_may_leave")
         for key in (*_PER_STAGE, *_PER_CUT):  # what was read in columns, now that it is right
-            if not isinstance(getattr(self, key), tuple):
-                object.__setattr__(self, key, tuple(getattr(self, key)))
+            object.__setattr__(self, key, tuple(getattr(self, key)))
 
     def _check_untaped(self) -> None:
         column = self.untaped_workspace_bytes
@@ -211,10 +210,7 @@ def _check_column(key: str, column: tuple[int, ...], length: int, more: str, fir
     if len(column) != length:
         stages = length - 1 + first
         raise InvalidData(f"{key} has {len(column)} entries where there are {stages} stages{more}", f"/{key}")
-    thing = "stage" if first else "cut"
-    for i, number in enumerate(column):
-        if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
-            integer(number, f"{thing} {i + first}: {key}", f"/{key}/{i}")
+    check_column(column, "stage" if first else "cut", key, key, first)
 
 
 class Verb(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array as packed
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -104,8 +104,7 @@ class Graph:
         _check_sets(self)
         _check_consumed(self)
         for key in _COLUMNS:  # what was read in columns, now that it is right
-            if not isinstance(getattr(self, key), tuple):
-                object.__setattr__(self, key, tuple(getattr(self, key)))
+            object.__setattr__(self, key, tuple(getattr(self, key)))
         rows: object = self.op_inputs
         if isinstance(rows, Rows):
             object.__setattr__(self, "op_inputs", tuple(map(tuple, rows)))
@@ -222,53 +221,42 @@ class Graph:
             InvalidData: malformed in any way; the message names key and index.
         """
         found = GRAPH.read(data)
-        ops = len(found["op_cost_ns"])
-        if len(found.get("op_workspace_bytes", found["op_cost_ns"])) != ops:
-            raise _length("op_workspace_bytes", len(found["op_workspace_bytes"]), "op_cost_ns", ops)
+        _check_length(found, "op_workspace_bytes", "op_cost_ns")
         if length_of_rows(found["op_inputs"]) > MOST_INPUTS:
             raise InvalidData(f"op_inputs has more than {MOST_INPUTS} entries in all", "/op_inputs")
         return cls(**found)
 
 
-def _length(what: str, found: int, other: str, expected: int) -> InvalidData:
-    return InvalidData(f"{what} has {found} entries where {other} has {expected}", f"/{what}")
-
-
 def _check_lengths(graph: Graph) -> None:
-    ops, values = len(graph.op_cost_ns), len(graph.value_op)
+    ops = len(graph.op_cost_ns)
     if ops == 0:
         raise InvalidData("graph has no ops", "/op_cost_ns")
     if ops > MOST_OPS:
         raise InvalidData(f"graph has {ops} ops, more than the {MOST_OPS} allowed", "/op_cost_ns")
-    if len(graph.op_workspace_bytes) != ops:
-        raise _length("op_workspace_bytes", len(graph.op_workspace_bytes), "op_cost_ns", ops)
-    if len(graph.op_inputs) != ops:
-        raise _length("op_inputs", len(graph.op_inputs), "op_cost_ns", ops)
-    if len(graph.value_bytes) != values:
-        raise _length("value_bytes", len(graph.value_bytes), "value_op", values)
-    if graph.op_names is not None and len(graph.op_names) != ops:
-        raise _length("op_names", len(graph.op_names), "op_cost_ns", ops)
-    if graph.value_names is not None and len(graph.value_names) != values:
-        raise _length("value_names", len(graph.value_names), "value_op", values)
+    for key in ("op_workspace_bytes", "op_inputs", "op_names"):
+        _check_length(vars(graph), key, "op_cost_ns")
+    for key in ("value_bytes", "value_names"):
+        _check_length(vars(graph), key, "value_op")
+
+
+def _check_length(columns: Mapping[str, Any], key: str, other: str) -> None:
+    found, expected = columns.get(key), len(columns[other])
+    if found is not None and len(found) != expected:
+        raise InvalidData(f"{key} has {len(found)} entries where {other} has {expected}", f"/{key}")
 
 
 def _check_numbers(graph: Graph) -> None:
-    columns = (
-        ("op", "cost_ns", "op_cost_ns", graph.op_cost_ns),
-        ("op", "workspace_bytes", "op_workspace_bytes", graph.op_workspace_bytes),
-        ("value", "bytes", "value_bytes", graph.value_bytes),
-    )
-    for thing, quantity, key, column in columns:
-        if (
-            set(map(type, column)) <= {int}
-            and min(column, default=0) >= 0
-            and max(column, default=0) <= LARGEST_INTEGER
-        ):
-            continue
-        for i, number in enumerate(column):  # where it is wrong
-            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
-                integer(number, f"{thing} {i}: {quantity}", f"/{key}/{i}")
+    check_column(graph.op_cost_ns, "op", "cost_ns", "op_cost_ns")
+    check_column(graph.op_workspace_bytes, "op", "workspace_bytes", "op_workspace_bytes")
+    check_column(graph.value_bytes, "value", "bytes", "value_bytes")
     _check_sums(graph)
+
+
+def check_column(column: Collection[int], thing: str, quantity: str, key: str, first: int = 0) -> None:
+    """Refuse a column with a number that is no integer from 0 to 2^53, of things that are counted from `first`."""
+    if not _in_range(column, LARGEST_INTEGER + 1):
+        for i, number in enumerate(column):
+            integer(number, f"{thing} {i + first}: {quantity}", f"/{key}/{i}")
 
 
 def _check_sums(graph: Graph) -> None:
