@@ -3,7 +3,7 @@
 from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth_more_time
 from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_more
 from .chain import Chain, ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
-from .digest import Digests, Written, digests_of, graph_digest, problem_digest, structure_digest
+from .digest import Digests, Written, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
 from .greedy import checkpointed, greedy_plans, least_memory, peak_of
@@ -103,7 +103,6 @@ __all__ = [
     "certified",
     "certified_need",
     "checkpointed",
-    "digests_of",
     "duration",
     "from_node_link",
     "gap_of",

@@ -41,7 +41,7 @@ class Written:
     Example:
         >>> from remat_ir import Problem, graph_of
         >>> graph = graph_of([1, 2], [4, 8], [[], [0]])
-        >>> Written(graph).digests(12) == digests_of(Problem(graph, 12))
+        >>> Written(graph).digests(12).problem == problem_digest(Problem(graph, 12))
         True
     """
 
@@ -57,11 +57,6 @@ class Written:
     def digests(self, budget_bytes: int) -> Digests:
         """All three, of the problem with this budget."""
         return Digests(_problem(self._parts, Problem(self.subject, budget_bytes)), self._graph, self._structure)
-
-
-def digests_of(problem: Problem) -> Digests:
-    """All three digests of a problem."""
-    return Written(problem.subject).digests(problem.budget_bytes)
 
 
 def problem_digest(problem: Problem) -> str:
