@@ -28,6 +28,7 @@ from .check import (
     KIND,
     Proved,
     Rounding,
+    added_up,
     graph_of_subject,
     inequality,
     leaf_bound,
@@ -158,12 +159,8 @@ def _best(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Colu
     """The leaf scaled to its greatest bound: the slope falls at t_j = D c_j / −a_j for each column j with a_j < 0."""
     if leaf.empty:
         return leaf
-    activity: dict[Column, int] = {}
-    slope = 0
-    for r, multiplier in leaf.duals:
-        slope -= multiplier * rows[r].most
-        for column, coefficient in rows[r].terms.items():
-            activity[column] = activity.get(column, 0) + multiplier * coefficient
+    activity, most = added_up(rows, leaf.duals)
+    slope = -most
     kinks: list[tuple[Fraction, int]] = []
     for column, weight in activity.items():
         fixed = box.get(column)

@@ -17,7 +17,7 @@ columns that are 0 or 1 replaced by 1 − x, the sum divided, and its coefficien
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..chain import Chain
@@ -102,24 +102,28 @@ def summed(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> Su
     Raises:
         InvalidProof: a row that is not before this one, or a multiplier that is not positive.
     """
+    for r, multiplier in (*rounding.added, *rounding.taken):
+        if not 0 <= r < len(rows):
+            raise InvalidProof(f"a rounded row refers to row {r}, which is not before it")
+        if multiplier <= 0:
+            raise InvalidProof(f"a multiplier must be positive, not {multiplier}")
+        on.count(len(rows[r].terms))
+    terms, most = added_up(rows, rounding.added)
+    slack_terms, slack_most = added_up(rows, rounding.taken)
+    for column, weight in slack_terms.items():
+        terms[column] = terms.get(column, 0) - weight
+    return Sum(terms, most - slack_most, slack_terms, slack_most)
+
+
+def added_up(rows: Sequence[Inequality], multiplied: Iterable[tuple[int, int]]) -> tuple[dict[Column, int], int]:
+    """The terms and the right side of a sum of rows, each with its multiplier."""
     terms: dict[Column, int] = {}
-    slack_terms: dict[Column, int] = {}
-    most = slack_most = 0
-    for sign, pairs in ((1, rounding.added), (-1, rounding.taken)):
-        for r, multiplier in pairs:
-            if not 0 <= r < len(rows):
-                raise InvalidProof(f"a rounded row refers to row {r}, which is not before it")
-            if multiplier <= 0:
-                raise InvalidProof(f"a multiplier must be positive, not {multiplier}")
-            on.count(len(rows[r].terms))
-            most += sign * multiplier * rows[r].most
-            for column, coefficient in rows[r].terms.items():
-                terms[column] = terms.get(column, 0) + sign * multiplier * coefficient
-            if sign < 0:
-                slack_most += multiplier * rows[r].most
-                for column, coefficient in rows[r].terms.items():
-                    slack_terms[column] = slack_terms.get(column, 0) + multiplier * coefficient
-    return Sum(terms, most, slack_terms, slack_most)
+    most = 0
+    for r, multiplier in multiplied:
+        most += multiplier * rows[r].most
+        for column, coefficient in rows[r].terms.items():
+            terms[column] = terms.get(column, 0) + multiplier * coefficient
+    return terms, most
 
 
 def rounded(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> Inequality:
@@ -253,16 +257,14 @@ def inequality(on: Relaxation, rows: Sequence[Inequality], row: Row) -> Inequali
 
 def leaf_bound(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Column, int], denominator: int) -> int:
     """The bound of a leaf over the denominator; of an empty one, that of costs that are 0."""
-    reduced = {column: 0 for column, fixed in box.items() if fixed}
-    total = 0
     for r, multiplier in leaf.duals:
         if not 0 <= r < len(rows):
             raise InvalidProof(f"a leaf refers to row {r} of {len(rows)}")
         if multiplier <= 0:
             raise InvalidProof(f"a multiplier must be positive, not {multiplier}")
-        total -= multiplier * rows[r].most
-        for column, coefficient in rows[r].terms.items():
-            reduced[column] = reduced.get(column, 0) + multiplier * coefficient
+    terms, most = added_up(rows, leaf.duals)
+    reduced = {column: 0 for column, fixed in box.items() if fixed} | terms
+    total = -most
     for column, weight in reduced.items():
         if not leaf.empty:
             weight += denominator * on.cost(column)
