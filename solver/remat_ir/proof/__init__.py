@@ -2,7 +2,7 @@
 
 from .carry import carried, prove
 from .certificate import Branch, Leaf, PairProof, Proof, StageProof, WindowProof, read_proof
-from .check import Proved, certifiable, graph_of_subject
+from .check import certifiable, graph_of_subject
 from .pairs import certain_need
 from .rows import InvalidProof
 
@@ -12,7 +12,6 @@ __all__ = [
     "Leaf",
     "PairProof",
     "Proof",
-    "Proved",
     "StageProof",
     "WindowProof",
     "carried",

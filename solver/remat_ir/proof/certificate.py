@@ -146,7 +146,7 @@ def read_proof(data: object) -> Proof:
     data = parsed(data)
     if isinstance(data, dict) and data.get("by") == "pairs":
         found = members(data, "proof", required=("by", "problem", "op", "pairs"), format_name=FORMAT)
-        pairs = _pairs(found["pairs"], "pairs", "/pairs", MOST_PAIRS)
+        pairs = _rows(found["pairs"], "pairs", MOST_PAIRS, 2, "two")
         return PairProof(_digest(found["problem"]), integer(found["op"], "op", "/op"), pairs)
     if isinstance(data, dict) and data.get("by") == "windows":
         return _read_windows(data)
@@ -169,15 +169,8 @@ def _read_windows(data: dict[str, Any]) -> WindowProof:
         laters=integers(found["laters"], "laters", "/laters", MOST_CUTS),
         small_bytes=integer(found["small_bytes"], "small_bytes", "/small_bytes"),
         parts=read,
-        windows=tuple(_window(window, i) for i, window in enumerate(windows)),
+        windows=_rows(windows, "windows", MOST_WINDOWS, 4, "four"),
     )
-
-
-def _window(data: object, i: int) -> tuple[int, int, int, int]:
-    numbers = integers(data, f"windows[{i}]", f"/windows/{i}", 4)
-    if len(numbers) != 4:
-        raise InvalidData(f"windows[{i}] must have four entries", f"/windows/{i}")
-    return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
 def _read_stages(data: object) -> StageProof:
@@ -192,7 +185,7 @@ def _read_stages(data: object) -> StageProof:
     return StageProof(
         digest=_digest(found["problem"]),
         cuts=integers(found["cuts"], "cuts", "/cuts", MOST_CUTS),
-        spans=_pairs(found["spans"], "spans", "/spans", MOST_CUTS),
+        spans=_rows(found["spans"], "spans", MOST_CUTS, 2, "two"),
         rows=tuple(_tagged(row, f"rows[{i}]", f"/rows/{i}") for i, row in enumerate(rows)),
         denominator=integer(found["denominator"], "denominator", "/denominator", least=1),
         nodes=tuple(_read_node(node, i) for i, node in enumerate(nodes)),
@@ -217,13 +210,14 @@ def _digest(value: object) -> str:
     return value
 
 
-def _pairs(data: object, what: str, pointer: str, longest: int) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
-    for i, item in enumerate(array(data, what, pointer, longest)):
-        pair = integers(item, f"{what}[{i}]", f"{pointer}/{i}", 2)
-        if len(pair) != 2:
-            raise InvalidData(f"{what}[{i}] must have two entries", f"{pointer}/{i}")
-        found.append((pair[0], pair[1]))
+def _rows(data: object, what: str, longest: int, width: int, word: str) -> tuple[Any, ...]:
+    """Rows of so many integers each."""
+    found: list[tuple[int, ...]] = []
+    for i, item in enumerate(array(data, what, f"/{what}", longest)):
+        row = integers(item, f"{what}[{i}]", f"/{what}/{i}", width)
+        if len(row) != width:
+            raise InvalidData(f"{what}[{i}] must have {word} entries", f"/{what}/{i}")
+        found.append(row)
     return tuple(found)
 
 

@@ -56,10 +56,6 @@ class PairCheck:
             need += graph.value_bytes[other]
         return need
 
-    def need_of_first(self, op: int) -> int:
-        """Bytes while an op is first computed, with kept values and those that cannot be made after it."""
-        return self.graph.first_needs[op]
-
     def _own(self, op: int) -> int:
         graph = self.graph
         values = (*(v for v in graph.op_inputs[op] if v not in self._keep), *graph.op_always[op])
@@ -102,5 +98,5 @@ def check_pairs(check: PairCheck) -> None:
     for u, v in proof.pairs:
         if not check.apart(u, v):
             raise InvalidProof(f"values {u} and {v} are not proved to be apart")
-    if check.need_of_first(proof.op) <= check.capacity and not check.blocked(proof.op):
+    if graph.first_needs[proof.op] <= check.capacity and not check.blocked(proof.op):
         raise InvalidProof(f"op {proof.op} is not proved to be impossible")
