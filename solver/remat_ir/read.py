@@ -122,7 +122,8 @@ def array(value: object, what: str, pointer: str, longest: int | None = None) ->
     """A JSON array of at most `longest` entries."""
     if not isinstance(value, _ARRAYS):
         raise InvalidData(f"{what} must be an array, not {kind(value)}", pointer)
-    _few(len(value), what, pointer, longest)
+    if longest is not None and len(value) > longest:
+        raise InvalidData(f"{what} has {len(value)} entries, more than the {longest} allowed", pointer)
     return value
 
 
@@ -169,11 +170,6 @@ def length_of_rows(value: object) -> int:
 
 def _all_integers(items: Iterable[object]) -> bool:
     return set(map(type, items)) <= {int}
-
-
-def _few(count: int, what: str, pointer: str, longest: int | None) -> None:
-    if longest is not None and count > longest:
-        raise InvalidData(f"{what} has {count} entries, more than the {longest} allowed", pointer)
 
 
 _ARRAYS = (list, tuple, packed, range, Rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InvalidData
 from ..graph import Graph
@@ -123,16 +123,19 @@ class Windows:
             read = graph.op_inputs[op]
             inputs.append(tuple(number[v] for v in read if v in number))
             workspace.append(graph.op_workspace_bytes[op] + sum(graph.value_bytes[v] for v in read if v not in number))
-        return _graph(
-            op_cost_ns=tuple(graph.op_cost_ns[op] if op >= 0 else 0 for op in ops),
-            op_inputs=tuple(inputs),
-            value_op=tuple(maker),
-            value_bytes=tuple(0 if v in self._free else graph.value_bytes[v] for v in number),
-            op_workspace_bytes=tuple(workspace),
-            optional=tuple(number[v] for v in number if v in self._optional),
-            once=tuple(at for at, op in enumerate(ops) if op < 0 or graph.last_stage[op] == op),
-            keep=tuple(number[v] for v in number if v in self._kept),
-        )
+        try:
+            return Graph(
+                op_cost_ns=tuple(graph.op_cost_ns[op] if op >= 0 else 0 for op in ops),
+                op_inputs=tuple(inputs),
+                value_op=tuple(maker),
+                value_bytes=tuple(0 if v in self._free else graph.value_bytes[v] for v in number),
+                op_workspace_bytes=tuple(workspace),
+                optional=tuple(number[v] for v in number if v in self._optional),
+                once=tuple(at for at, op in enumerate(ops) if op < 0 or graph.last_stage[op] == op),
+                keep=tuple(number[v] for v in number if v in self._kept),
+            )
+        except InvalidData as error:
+            raise InvalidProof(f"a window is no graph: {error}") from None
 
     def least(self, costs: Iterable[tuple[int, int, int, int]]) -> Held:
         """The least that all windows cost, besides each op once, over all that may be held at the turn; with what is.
@@ -197,13 +200,6 @@ class Windows:
         self._steps += steps
         if self._steps > MOST_STEPS:
             raise InvalidProof(f"the windows take more than {MOST_STEPS} steps to join")
-
-
-def _graph(**columns: Any) -> Graph:
-    try:
-        return Graph(**columns)
-    except InvalidData as error:
-        raise InvalidProof(f"a window is no graph: {error}") from None
 
 
 def _undominated(states: list[Held]) -> list[Held]:
