@@ -132,7 +132,7 @@ class BatchFamily:
     def largest(self, plan: Plan) -> int:
         """The largest batch at which a plan fits (equation 10), at most `LARGEST_BATCH` where not all grows."""
         if not self.uniform:
-            return self._last(lambda problem: self._fits(problem, plan))
+            return self._last(lambda problem: verify(problem, plan).peak_bytes <= problem.budget_bytes)
         peak = verify(Problem(self.graph, 2**53), plan).peak_bytes
         return self._quotient(peak)
 
@@ -186,18 +186,10 @@ class BatchFamily:
             middle = (low + high) // 2
             try:
                 inside = fits(self.at(middle))
-            except InvalidData:  # more bytes than any budget counts
+            except (InvalidData, InvalidPlan):  # more bytes than any budget counts, or than this one
                 inside = False
             low, high = (middle, high) if inside else (low, middle)
         return low
-
-    @staticmethod
-    def _fits(problem: Problem, plan: Plan) -> bool:
-        try:
-            verify(problem, plan)
-        except InvalidPlan:
-            return False
-        return True
 
     def _grown(self, number: int, size: int) -> int:
         return -(-number * size // self.batch)
