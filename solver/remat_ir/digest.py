@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from .chain import Chain
 from .graph import Graph
-from .problem import Problem, Subject, subject_kind
+from .problem import Problem, Subject
 
 
 class Digests(NamedTuple):
@@ -48,7 +48,7 @@ class Written:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._parts = _parts(subject)
-        self._graph, self._structure = _sha256(self._parts), _sha256(_without_costs(self._parts, subject))
+        self._graph, self._structure = _sha256(self._parts), _sha256(_without_costs(self._parts))
 
     def text(self) -> bytes:
         """JSON as it is digested: what is read from it is the subject without names and fixed bytes."""
@@ -74,14 +74,10 @@ def structure_digest(subject: Subject) -> str:
 
     What has a link keeps its costs: they decide what a transfer hides behind.
     """
-    return _sha256(_without_costs(_parts(subject), subject))
+    return _sha256(_without_costs(_parts(subject)))
 
 
-_COSTS = {
-    "graph": ("op_cost_ns",),
-    "chain": ("forward_ns", "backward_ns"),
-    "join": ("forward_ns", "backward_ns", "turn_ns"),
-}
+_COSTS = frozenset(("op_cost_ns", "forward_ns", "backward_ns", "turn_ns"))  # of graphs, then of chains and joins
 
 _Parts = dict[str, bytes]  # the members of the canonical JSON object, each with its key
 
@@ -104,9 +100,10 @@ def _problem(parts: _Parts, problem: Problem) -> str:
     return _sha256(parts | {"budget_bytes": f'"budget_bytes":{budget}'.encode()})
 
 
-def _without_costs(parts: _Parts, subject: Subject) -> _Parts:
-    left = () if {"link", "link_bytes_per_s"} & parts.keys() else _COSTS[subject_kind(subject)]
-    return {key: part for key, part in parts.items() if key not in left}
+def _without_costs(parts: _Parts) -> _Parts:
+    if {"link", "link_bytes_per_s"} & parts.keys():
+        return parts
+    return {key: part for key, part in parts.items() if key not in _COSTS}
 
 
 def _sha256(parts: _Parts) -> str:
