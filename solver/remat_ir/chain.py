@@ -426,7 +426,15 @@ class _State:
                 raise InvalidPlan(f"the host would hold {readable(self.host_bytes)}, {over}", i)
             self.start(verb, cut, self.link.to_host_ns(size), i)
         elif verb is Verb.WAIT:
-            self.wait(cut, i)
+            if cut not in self.moving:
+                raise InvalidPlan(f"wait for {cut}, which is not being transferred", i)
+            direction, end = self.moving.pop(cut)
+            self.now_ns = max(self.now_ns, end)
+            if direction is Verb.OFFLOAD:
+                self.leaving.add(cut)
+            else:
+                self.stored[cut] = self.on_host.pop(cut)
+                self.host_bytes -= self.size(cut, self.stored[cut])
         elif verb is Verb.DROP:
             if cut not in self.leaving:
                 raise InvalidPlan(f"drop of {cut}, whose offload has not ended and been waited for", i)
@@ -448,18 +456,6 @@ class _State:
         self.free_ns[direction] = end
         self.moving[cut] = (direction, end)
         self.spans[i] = begin, end
-
-    def wait(self, cut: int, i: int) -> None:
-        """Let time pass until the transfer of `cut` has ended."""
-        if cut not in self.moving:
-            raise InvalidPlan(f"wait for {cut}, which is not being transferred", i)
-        direction, end = self.moving.pop(cut)
-        self.now_ns = max(self.now_ns, end)
-        if direction is Verb.OFFLOAD:
-            self.leaving.add(cut)
-        else:
-            self.stored[cut] = self.on_host.pop(cut)
-            self.host_bytes -= self.size(cut, self.stored[cut])
 
 
 def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
