@@ -38,14 +38,13 @@ from .problem import (
     replay_any,
     subject_kind,
 )
-from .proof import InvalidProof, Proof
+from .proof import Certificate, InvalidProof, Proof
 from .replay import Moment, replay
 from .restrictions import best_of, gap_sentence, optimal_sentence, outgrown
 from .tags import is_tagged, tagged_plan, tags_of
 from .verify import Verdict, host_peak, verify
 from .verify_answer import (
     AnswerVerdict,
-    Certificate,
     certificate_for,
     certified,
     certified_need,

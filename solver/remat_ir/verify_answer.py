@@ -12,7 +12,7 @@ from .digest import problem_digest
 from .errors import InvalidPlan
 from .graph import Graph
 from .problem import Problem
-from .proof import InvalidProof, Proof, carried, certain_need, certifiable, prove
+from .proof import Certificate, InvalidProof, Proof, carried, certain_need, certifiable, prove
 from .restrictions import TAGS, contains, gap_sentence
 from .tags import confined
 from .verify import verify
@@ -42,13 +42,6 @@ class AnswerVerdict(NamedTuple):
     def proved_ns(self) -> int:
         """The greatest bound that is certified of the space that the answer names."""
         return max(self.bound_ns, self.restricted_ns or 0)
-
-
-class Certificate(NamedTuple):
-    """A checked certificate of one problem: no plan costs less than `bound_ns`; None: none fits."""
-
-    proof: Proof
-    bound_ns: int | None
 
 
 def within_space(problem: Problem, within: Sequence[str]) -> Problem:
@@ -84,7 +77,7 @@ def certificate_for(problem: Problem, proof: Proof, within: Sequence[str] = ()) 
     problem = within_space(problem, within)
     if proof.digest != problem_digest(problem):
         proof = carried(proof, problem)
-    return Certificate(proof, prove(problem, proof).bound_ns)
+    return prove(problem, proof)
 
 
 def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:

@@ -1,6 +1,6 @@
 """Certificates: a proof of a bound, or that no plan fits, as data that plain Python checks in whole numbers."""
 
-from .carry import carried, prove
+from .carry import Certificate, carried, prove
 from .certificate import Branch, Leaf, PairProof, Proof, StageProof, WindowProof, read_proof
 from .check import certifiable, graph_of_subject
 from .pairs import certain_need
@@ -8,6 +8,7 @@ from .rows import InvalidProof
 
 __all__ = [
     "Branch",
+    "Certificate",
     "InvalidProof",
     "Leaf",
     "PairProof",

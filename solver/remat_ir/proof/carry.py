@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from ..digest import problem_digest
 from ..graph import Graph
@@ -26,7 +27,6 @@ from ..read import LARGEST_INTEGER
 from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof, WindowProof
 from .check import (
     KIND,
-    Proved,
     Rounding,
     added_up,
     graph_of_subject,
@@ -41,7 +41,14 @@ from .rows import Inequality, InvalidProof, Relaxation
 from .windows import Windows, prove_windows
 
 
-def prove(problem: Problem, proof: Proof) -> Proved:
+class Certificate(NamedTuple):
+    """A checked certificate of one problem: no plan costs less than `bound_ns`; None: none fits."""
+
+    proof: Proof
+    bound_ns: int | None
+
+
+def prove(problem: Problem, proof: Proof) -> Certificate:
     """What a certificate proves about a problem: a graph, or a chain without a link, taken as its lift.
 
     Raises:
@@ -53,10 +60,10 @@ def prove(problem: Problem, proof: Proof) -> Proved:
     capacity = problem.budget_bytes - graph.fixed_bytes
     if isinstance(proof, PairProof):
         check_pairs(PairCheck(graph, capacity, proof))
-        return Proved(None)
+        return Certificate(proof, None)
     if isinstance(proof, WindowProof):
-        return prove_windows(graph, capacity, proof)
-    return prove_stages(graph, capacity, proof)
+        return Certificate(proof, prove_windows(graph, capacity, proof))
+    return Certificate(proof, prove_stages(graph, capacity, proof))
 
 
 _FINEST = 2**20
@@ -96,7 +103,7 @@ def _best_rewritten(graph: Graph, capacity: int, proof: StageProof) -> StageProo
 def _bound(graph: Graph, capacity: int, proof: StageProof) -> float:
     """What a certificate proves; −1 where it proves nothing, infinity where there is no plan."""
     try:
-        bound_ns = prove_stages(graph, capacity, proof).bound_ns
+        bound_ns = prove_stages(graph, capacity, proof)
     except InvalidProof:
         return -1.0
     return math.inf if bound_ns is None else bound_ns

@@ -170,12 +170,6 @@ MOST_WORK = 50_000_000
 """Terms that all leaves together may add up."""
 
 
-class Proved(NamedTuple):
-    """What a certificate proves of every plan of the whole space: it costs at least `bound_ns`; None: there is none."""
-
-    bound_ns: int | None
-
-
 def certifiable(subject: Subject) -> bool:
     """Whether there are certificates about a subject: about a graph and, by its lift, a chain without a link."""
     return isinstance(subject, Graph) or (isinstance(subject, Chain) and subject.link is None)
@@ -205,8 +199,8 @@ def relaxation_of(
     return kind(graph, capacity, cuts, spans)
 
 
-def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1) -> Proved:
-    """The greatest bound of a tree, of each the least of its leaves; for one of `share` such checks."""
+def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1) -> int | None:
+    """The greatest bound of a tree, of each the least of its leaves; None: no plan. For one of `share` such checks."""
     on = relaxation_of(graph, capacity, proof.cuts, proof.spans)
     on.most_terms //= share
     rows: list[Inequality] = []
@@ -243,7 +237,7 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1)
         raise InvalidProof("the tree lacks leaves")
     known = [each for each in trees if each is not None]
     whole = graph.total_cost_ns + max(0, *known) if len(known) == len(trees) else None
-    return Proved(on.limited(whole))
+    return on.limited(whole)
 
 
 def inequality(on: Relaxation, rows: Sequence[Inequality], row: Row) -> Inequality:

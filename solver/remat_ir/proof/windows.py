@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..errors import InvalidData
 from ..graph import Graph
 from .certificate import StageProof, WindowProof
-from .check import Proved, prove_stages
+from .check import prove_stages
 from .rows import InvalidProof, Relaxation
 
 MOST_OPS = 4_000_000
@@ -210,7 +210,7 @@ def _undominated(states: list[Held]) -> list[Held]:
     return kept
 
 
-def prove_windows(graph: Graph, capacity: int, proof: WindowProof) -> Proved:
+def prove_windows(graph: Graph, capacity: int, proof: WindowProof) -> int:
     """The bound that the parts of a certificate by windows prove together.
 
     Raises:
@@ -232,12 +232,12 @@ def prove_windows(graph: Graph, capacity: int, proof: WindowProof) -> Proved:
     for each, part in different:
         different[each, part] = _extra_ns(each, capacity, proof.parts[part], len(different))
     costs = [(*window[:3], different[kind]) for window, kind in zip(proof.windows, graphs, strict=True)]
-    return Proved(graph.total_cost_ns + on.least(costs).extra_ns)
+    return graph.total_cost_ns + on.least(costs).extra_ns
 
 
 def _extra_ns(graph: Graph, capacity: int, part: StageProof, share: int) -> int:
     """What a window costs at least besides each of its ops once."""
-    bound_ns = prove_stages(graph, capacity, part, share).bound_ns
+    bound_ns = prove_stages(graph, capacity, part, share)
     if bound_ns is None:
         raise InvalidProof("a part says that its window has no plan")
     return bound_ns - graph.total_cost_ns

@@ -190,7 +190,7 @@ class Certifier:
     def check(self, proof: StageProof) -> Certified | None:
         """What a certificate proves; None where rounding has spoilt it: finer multipliers may keep it."""
         try:
-            return Certified(proof, prove_stages(self._graph, self._capacity, proof).bound_ns)
+            return Certified(proof, prove_stages(self._graph, self._capacity, proof))
         except InvalidProof:
             return None
 
