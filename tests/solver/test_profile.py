@@ -14,8 +14,7 @@ from drawn import examples, graphs
 from remat_ir import Graph, plan_of, replay
 from remat_ir.working_set import pinned_ops
 from remat_solver.search.layout import BUDGET, COST, OVER, Ints, profile_of, runs_in
-from remat_solver.search.profile import current, place, remove
-from remat_solver.search.state import keys_of, load, sequence_of
+from remat_solver.search.profile import current, keys_of, load, place, remove, sequence_of
 
 
 @njit  # what compiled functions alone call

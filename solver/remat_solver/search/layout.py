@@ -72,7 +72,7 @@ NO_COST = 1 << 62
 
 
 def profile_of(graph: Graph, budget_bytes: int, seed: int) -> Ints:
-    """The array of a graph with room for 4 recomputations per op, about 4 kB per op; `state.load` comes next.
+    """The array of a graph with room for 4 recomputations per op, about 4 kB per op; `profile.load` comes next.
 
     Sizes are scaled, rounded up, where the sum over all keys might leave 64 bits: a schedule that fits the scaled
     budget fits the true one.

@@ -10,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from remat_ir import Graph, Plan
+from remat_ir import Graph, Plan, plan_of
 from remat_ir.greedy import peak_of
 
 from ..deadline import Deadline, never
 from ..incumbent import Incumbent
 from .layout import BEST_COST, BEST_LENGTH, Ints, profile_of
 from .moves import anneal
-from .state import best_keys, keys_of, load, note_loaded, plan_from, sequence_of
+from .profile import best_keys, keys_of, load, sequence_of
 
 HOT, WARM, COOL, COOLEST, COLD = 2.0, 0.6, 0.1, 0.02, 0.002
 """Where cycles from nothing start, where others start, where all end."""
@@ -159,8 +159,7 @@ class Search:
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
         self._weight = self._usual_weight = 3.0 * self._mean_cost / mean_size
         self._plain = keys_of(graph, range(graph.ops))
-        load(self._profile, self._plain)
-        note_loaded(self._profile, self._plain)
+        self.restart()
 
     @property
     def cost_ns(self) -> int | None:
@@ -169,7 +168,8 @@ class Search:
 
     def plan(self) -> Plan | None:
         """The best schedule found as a plan."""
-        return plan_from(self.graph, best_keys(self._profile)) if self._profile[BEST_LENGTH] else None
+        sequence = self.sequence()
+        return None if sequence is None else plan_of(self.graph, sequence)
 
     def sequence(self) -> tuple[int, ...] | None:
         """The best schedule found as ops in the order in which they run."""
@@ -185,7 +185,6 @@ class Search:
         if len(keys) > 3 * self.graph.ops:
             return False
         load(self._profile, keys)
-        note_loaded(self._profile, keys)
         return True
 
     def restart(self) -> None:

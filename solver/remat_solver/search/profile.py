@@ -1,4 +1,4 @@
-"""The memory at every key of a schedule, kept up to date in compiled code while the schedule changes.
+"""Schedules in a profile: loaded, read back, and the memory at every key kept up to date while they change.
 
 Each use reads the latest instance of a value, and an instance lives to its last use. So every set of pairs is a
 schedule, and only memory can fail. The memory is a list of blocks of up to `BLOCK` keys; each block has a pending
@@ -7,7 +7,11 @@ addend and bounds on its entries, so that most of a range addition touches a blo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from remat_ir import Graph
 
 from .layout import (
     BEST_AT,
@@ -25,6 +29,7 @@ from .layout import (
     FIRST,
     FREE,
     FREE_AT,
+    JOURNAL,
     KEEP,
     LAZY,
     OPTIONAL,
@@ -34,6 +39,8 @@ from .layout import (
     TOP,
     Ints,
     N,
+    begin_stages,
+    compiled,
     cost_of,
     delete_stage,
     enter_stage,
@@ -390,7 +397,7 @@ _FILL = BLOCK * 3 // 4
 
 
 @inner
-def fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
+def _fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
     """Blocks of ascending keys, by the bytes by which the memory changes at each."""
     memory, rows = 0, m[EXTRAS_AT] - m[FREE_AT]
     m[OVER] = 0
@@ -425,9 +432,79 @@ def note_best(m: Ints) -> None:
     m[BEST_LENGTH], m[BEST_COST] = at - m[BEST_AT], m[COST]
 
 
+@compiled
+def load(m: Ints, keys: Ints) -> None:
+    """Make the schedule of the ascending `keys`, which hold every (v, v), the current one; note it where it is best."""
+    n = m[N]
+    m[COST] = m[JOURNAL] = 0
+    begin_stages(m, keys)
+    for key in keys:
+        stage, op = key // n, key % n
+        m[COST] += cost_of(m, op)
+        if stage > op:
+            enter_stage(m, op, runs_of(m, op) - 1, stage)
+    change = np.zeros(len(keys) + 1, np.int64)
+    for start in range(len(keys)):
+        _lifetimes_of(m, keys, start, keys[start] // n, keys[start] % n, change)
+    _fill_blocks(m, keys, change)
+    if m[OVER] == 0 and m[COST] < m[BEST_COST]:
+        note_best(m)
+
+
+@inner
+def _position(keys: Ints, key: int) -> int:
+    """Where the key is among the ascending keys."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inner
+def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: Ints) -> None:
+    change[start] += workspace_of(m, op)
+    change[start + 1] -= workspace_of(m, op)
+    after = nth_stage(m, op, stage_index(m, op, stage) + 1)
+    for value in range(values_from(m, op), values_from(m, op + 1)):
+        end = last_use(m, value, stage, after)
+        stop = start + 1
+        if end >= m[N] * m[N]:
+            stop = len(keys)
+        elif end >= 0:
+            stop = _position(keys, end) + 1
+        elif kind_of(m, value) == OPTIONAL:
+            continue
+        change[start] += size_of(m, value)
+        change[stop] -= size_of(m, value)
+
+
 def current(m: Ints) -> tuple[Ints, Ints]:
     """The ascending keys of the current schedule, and at each the memory without fixed bytes, in scaled bytes."""
     blocks = m[m[BLOCKS_AT] :][: m[BLOCKS] * BLOCK_COLUMNS].reshape(-1, BLOCK_COLUMNS)
     keys = [m[b[ROW] :][: b[COUNT]] for b in blocks]
     memory = [m[b[ROW] + BLOCK :][: b[COUNT]] + b[LAZY] for b in blocks]
     return np.concatenate(keys), np.concatenate(memory)
+
+
+def best_keys(m: Ints) -> Ints:
+    """The ascending keys of the best schedule within the budget; empty without one."""
+    return m[m[BEST_AT] : m[BEST_AT] + m[BEST_LENGTH]].copy()
+
+
+def keys_of(graph: Graph, sequence: Sequence[int]) -> Ints:
+    """The keys of a sequence of ops: an op that runs more than once in a stage counts once there."""
+    keys, stage = set(), 0
+    for op in sequence:
+        keys.add(stage * graph.ops + op)
+        if op == stage:
+            stage += 1
+    return np.array(sorted(keys), np.int64)
+
+
+def sequence_of(graph: Graph, keys: Ints) -> tuple[int, ...]:
+    """The ops of a schedule in the order in which they run."""
+    return tuple((keys % graph.ops).tolist())
