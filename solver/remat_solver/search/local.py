@@ -134,7 +134,6 @@ class Delivery:
         return plan if isinstance(plan, Plan) and cost is not None and (own is None or cost < own) else None
 
 
-_POOL = 3
 _PRESSURE = 100.0
 """Factor on the penalty weight while there is no schedule within the budget: by trial on budgets near the least."""
 
@@ -199,7 +198,7 @@ class Search:
     def step(self, moves: int, hot: float, cold: float) -> None:
         """Make moves while the temperature falls from `hot` to `cold` mean op costs."""
         scale = self._mean_cost
-        self._weight, _ = anneal(self._profile, self._weight, hot * scale, cold * scale, moves, _POOL)
+        self._weight = anneal(self._profile, self._weight, hot * scale, cold * scale, moves)
         self.moves += moves
 
     def cycle(self, moves: int, hot: float, each: Callable[[], bool], slice_moves: int = SLICE) -> bool:

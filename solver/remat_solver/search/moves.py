@@ -66,6 +66,8 @@ _LEAST_ODDS, _MORE_ODDS = 0.3, 0.7
 """Odds that an evicted value's inputs are made again with it: the first, and up to so much more."""
 _CANDIDATES, _FEWER_CANDIDATES = 40, 30
 """Values that are drawn to find one to evict."""
+_POOL = 3
+"""How many of them that may be evicted are compared at most."""
 _TO_USE, _NEARBY, _NEAR_STAGES = 0.4, 0.7, 3
 """Up to which lots a recomputation is moved to its first use, and by at most so many stages; else anywhere between."""
 _SHIFTED_ODDS, _ADDED_ODDS = 0.5, 0.3
@@ -333,14 +335,14 @@ def _add_at_use(m: Ints) -> None:
 
 
 @inner
-def move(m: Ints, pool: int) -> None:
+def move(m: Ints) -> None:
     """Make one random move."""
     lot = chance(m)
     over = m[OVER] > 0
     evict = _EVICT_OVER if over else _EVICT
     if lot < evict:
         across = _over_key(m) if over else -1
-        _evict_across(m, across if across >= 0 else _any_key(m), int64(_CANDIDATES), 1 + draw(m, pool))
+        _evict_across(m, across if across >= 0 else _any_key(m), int64(_CANDIDATES), 1 + draw(m, _POOL))
         return
     if m[EXTRAS] == 0:
         return
@@ -363,24 +365,23 @@ _WINDOW = 2000
 
 
 @compiled
-def anneal(m: Ints, weight: float, hot: float, cold: float, moves: int, pool: int) -> tuple[float, int]:
+def anneal(m: Ints, weight: float, hot: float, cold: float, moves: int) -> float:
     """Make so many moves while the temperature falls from `hot` to `cold` ns; notes the best schedule in the profile.
 
     The objective is cost + `weight` · Σ over keys of the bytes above the budget. The weight adapts so that the search
-    is within the budget for 20 to 60 % of its time. Returns the weight as it ends, and how many moves were kept.
+    is within the budget for 20 to 60 % of its time. Returns the weight as it ends.
     """
-    kept, over_count = 0, 0
+    over_count = 0
     ratio = math.log(cold / hot) / moves
     temperature = hot
     for number in range(moves):
         if number & 63 == 0:
             temperature = hot * math.exp(ratio * number)
         cost, over = m[COST], m[OVER]
-        move(m, pool)
+        move(m)
         if m[JOURNAL] > 0:
             worse = (m[COST] - cost) + weight * (m[OVER] - over)
             if worse <= 0 or chance(m) < math.exp(-worse / temperature):
-                kept += 1
                 m[JOURNAL] = 0
                 if m[OVER] == 0 and m[COST] < m[BEST_COST]:
                     note_best(m)
@@ -394,4 +395,4 @@ def anneal(m: Ints, weight: float, hot: float, cold: float, moves: int, pool: in
             elif over_count < 0.4 * _WINDOW:
                 weight /= 1.15
             over_count = 0
-    return weight, kept
+    return weight
