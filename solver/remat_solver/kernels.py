@@ -22,7 +22,7 @@ from .deadline import never
 from .join.contiguous import Contiguous, relaxed_steps
 from .join.table import JoinTable
 from .offload.table import OffloadTable
-from .search.local import COLD, HOT, Search
+from .search.local import HOT, Search
 from .tags.search import TagSearch
 
 _POLL_S = 0.05
@@ -39,7 +39,7 @@ _loaded = threading.Event()
 def _search() -> None:
     search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
     search.adopt((0, 1, 0, 2))
-    search.step(64, HOT, COLD)
+    search.cycle(64, HOT, never)
 
 
 def _blocks() -> None:

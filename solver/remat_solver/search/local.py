@@ -50,6 +50,7 @@ _FIRST_CYCLE = 8
 _GROWTH = 1.3
 _LONGEST_CYCLE = 2500
 _ATTEMPT = 2 * SLICE
+"""Moves of a start from nothing, times those of `luby`: near the least budget it finds a schedule soon or never."""
 
 
 def cycles() -> Iterator[int]:
@@ -60,16 +61,8 @@ def cycles() -> Iterator[int]:
         length = min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
 
 
-def attempts() -> Iterator[int]:
-    """The lengths in moves of starts from nothing, in the ratios 1, 1, 2, 1, 1, 2, 4, … (Luby et al., 1993).
-
-    Near the least budget a start finds a schedule soon or never.
-    """
-    return (_ATTEMPT * luby(number) for number in itertools.count(1))
-
-
 def luby(number: int) -> int:
-    """The sequence 1, 1, 2, 1, 1, 2, 4, 1, … from number 1 on.
+    """The sequence 1, 1, 2, 1, 1, 2, 4, 1, … from number 1 on (Luby et al., 1993).
 
     >>> [luby(number) for number in range(1, 10)]
     [1, 1, 2, 1, 1, 2, 4, 1, 1]
@@ -128,11 +121,6 @@ class Delivery:
         end = self.incumbent.deadline.elapsed()
         self.due = end + _SHARE * (end - start)
 
-    def cheaper(self) -> Plan | None:
-        """The incumbent's plan where it costs less than the search's."""
-        plan, cost, own = self.incumbent.plan, self.incumbent.cost_ns, self.search.cost_ns
-        return plan if isinstance(plan, Plan) and cost is not None and (own is None or cost < own) else None
-
 
 _PRESSURE = 100.0
 """Factor on the penalty weight while there is no schedule within the budget: by trial on budgets near the least."""
@@ -152,7 +140,7 @@ class Search:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int = 0) -> None:
         self.graph = graph
         self.moves = 0
-        self._attempts = attempts()
+        self._attempts = (_ATTEMPT * luby(number) for number in itertools.count(1))
         self._profile: Ints = profile_of(graph, budget_bytes, seed)
         self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
@@ -195,19 +183,15 @@ class Search:
         if self._profile[BEST_LENGTH]:
             load(self._profile, best_keys(self._profile))
 
-    def step(self, moves: int, hot: float, cold: float) -> None:
-        """Make moves while the temperature falls from `hot` to `cold` mean op costs."""
-        scale = self._mean_cost
-        self._weight = anneal(self._profile, self._weight, hot * scale, cold * scale, moves)
-        self.moves += moves
-
     def cycle(self, moves: int, hot: float, each: Callable[[], bool], slice_moves: int = SLICE) -> bool:
-        """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True.
+        """Anneal once from `hot` mean op costs in slices; `each` is called after every slice, and ends it by True.
 
         Returns whether it was ended so.
         """
+        scale = self._mean_cost
         for now, start, end in cooling(hot, moves, slice_moves):
-            self.step(now, start, end)
+            self._weight = anneal(self._profile, self._weight, start * scale, end * scale, now)
+            self.moves += now
             if each():
                 return True
         return False
@@ -271,7 +255,8 @@ class Search:
             moves = length if iterations is None else min(length, iterations - self.moves)
             if incumbent.stopped() or moves <= 0:
                 return
-            if (theirs := delivery.cheaper()) is not None:
+            theirs, cost, own = incumbent.plan, incumbent.cost_ns, self.cost_ns
+            if isinstance(theirs, Plan) and cost is not None and (own is None or cost < own):
                 self.adopt(theirs.computes)
             if self.cost_ns is None and number % 2:
                 # the plan that is known has no equal among schedules
