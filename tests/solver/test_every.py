@@ -11,7 +11,7 @@ from remat_ir import Graph, Link, Plan, Problem, Status, plain_peak, plan_of, ve
 from remat_ir.errors import InvalidPlan
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.deadline import Deadline
+from remat_solver.deadline import Deadline, never
 from remat_solver.incumbent import Incumbent
 from remat_solver.search.every import cheapest, try_every_plan
 from solver.brute import ONE_PER_STAGE, optimum
@@ -31,10 +31,6 @@ OUT_OF_ORDER = Problem(
     20,
 )
 """Its best plan, of 46 ns, computes ops again within one stage that are not in the order of their indices."""
-
-
-def never() -> bool:
-    return False
 
 
 @pytest.mark.parametrize("seed", first(3, range(40)))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Problem, Step, Wait
 
+from ..array_view import view_of
 from ..incumbent import Incumbent
 
 SOURCE = "every plan"
@@ -136,16 +137,8 @@ class _Steps:
         kept, self.optional = frozenset(graph.keep), frozenset(graph.optional)
         self.frees = [value not in kept for value in self.values]
         # the last stage in which an op may run for a use that counts, and in which a value may be of use
-        self.last, self.reach = [-1] * graph.ops, [-1] * graph.values
-        for op in reversed(range(graph.ops)):
-            for value in graph.op_values[op]:
-                users = graph.users[value]
-                self.reach[value] = (
-                    graph.ops if value in kept else max((max(u, self.last[u]) for u in users), default=-1)
-                )
-            again = not any(value in kept for value in graph.op_values[op])
-            reach = max((self.reach[value] for value in graph.op_values[op]), default=-1)
-            self.last[op] = min(graph.last_stage[op], reach) if again else op
+        view = view_of(problem)
+        self.last, self.reach = view.op_reach.tolist(), view.value_reach.tolist()
         self._bytes: dict[int, int] = {}
 
     def of(self, state: _State) -> Iterator[Edge]:
@@ -187,7 +180,7 @@ class _Steps:
 
     def _moved(self, state: _State) -> Iterator[Edge]:
         assert self.link is not None
-        held = self._held(state)
+        held, limit = self._held(state), self.link.host_bytes
         copying = (*state.leaving, *state.returning)
         host = self._sum(state.copied | state.away) + sum(self.size[value] for value, _ in copying)
         for value, size in enumerate(self.size):
@@ -199,7 +192,7 @@ class _Steps:
                     resident=state.resident & ~bit, copied=state.copied & ~bit, away=state.away | bit
                 )
                 yield Drop(value), 0, moved
-            elif state.resident & bit and self.frees[value] and self._fits_host(host + size):
+            elif state.resident & bit and self.frees[value] and (limit is None or host + size <= limit):
                 end = state.out_free + self.link.to_host_ns(size)
                 yield Offload(value), 0, state._replace(leaving=_with(state.leaving, value, end), out_free=end)
             elif state.away & bit and held + size <= self.room:
@@ -209,10 +202,6 @@ class _Steps:
                 yield Prefetch(value), 0, state._replace(away=away, returning=back, back_free=end)
         for value, left in copying:
             yield self._waited(state, value, left)
-
-    def _fits_host(self, host_bytes: int) -> bool:
-        assert self.link is not None
-        return self.link.host_bytes is None or host_bytes <= self.link.host_bytes
 
     def _waited(self, state: _State, value: int, left: int) -> Edge:
         bit = 1 << value
