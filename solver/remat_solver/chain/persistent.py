@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from remat_ir import Plan
+
 from ..deadline import look, never
 from .network import LinearNetwork
 
@@ -255,23 +257,23 @@ class Persistent:
         added = int(self.c[1, count, -1])
         self.added_ns = None if added >= NEVER else added
 
-    def cheapest(self, fits: Callable[[list[int]], bool]) -> list[int] | None:
-        """The ops in order of the cheapest schedule found that fits, recomputations included; None: none was found.
+    def cheapest(self, fitting: Callable[[list[int]], Plan | None]) -> Plan | None:
+        """The plan of the cheapest schedule found that fits, as `fitting` makes it of the ops in order; None without one.
 
         Rounding loses less than a slot for each value that is saved, so the limit is lowered until a schedule fits, by
         bisection over the different costs, which ends with what it has where `stop` says so.
         """
         costs = self.c[1, self.stages.count]
         limits = [int(m) for m in np.unique(costs, return_index=True)[1] if costs[m] < NEVER]
-        best: list[int] | None = None
+        best: Plan | None = None
         low, high = 0, len(limits)
         while low < high and not self._stop():
             middle = 0 if best is None and low == 0 and high == len(limits) else (low + high) // 2
-            sequence = self._sequence(limits[middle])
-            if fits(sequence):
-                best, high = sequence, middle
-            else:
+            plan = fitting(self._sequence(limits[middle]))
+            if plan is None:
                 low = middle + 1
+            else:
+                best, high = plan, middle
         return best
 
     def _options(self, s: int, t: int, joined: bool, shifted: Array) -> Array:

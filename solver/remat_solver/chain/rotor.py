@@ -37,21 +37,16 @@ class RotorOptions(Options):
     slots: int = whole(500, 1, MOST_SLOTS)
 
 
-def rotor(incumbent: Incumbent, options: RotorOptions) -> None:
-    """Offer the best persistent plan, and raise the bound over persistent schedules.
+def rotor(incumbent: Incumbent, options: RotorOptions, *, tapes: bool = True) -> None:
+    """Offer the best persistent plan, and raise the bound over persistent schedules; without `tapes` it is `revolve`.
 
     Sizes are rounded to slots; the bound makes up for the rounding, and a plan is taken only where it fits in bytes.
     """
-    run_chain_program(incumbent, options.slots, tapes=True)
-
-
-def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
-    """`rotor`, or without `tapes` the program that saves activations only."""
     with contextlib.suppress(TimeUp):
         if isinstance(incumbent.problem.subject, Chain):
-            _of_chain(incumbent, incumbent.problem.subject, slots, tapes=tapes)
+            _of_chain(incumbent, incumbent.problem.subject, options.slots, tapes=tapes)
         else:
-            _of_network(incumbent, slots, tapes=tapes)
+            _of_network(incumbent, options.slots, tapes=tapes)
 
 
 def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) -> None:
@@ -112,22 +107,18 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         incumbent.offer(smallest, source)  # a bug: it is dropped, with what it breaks
     # where memory is so short that rounding loses every plan, this one remains: it is here before the table is
     spare_s = _NEXT * (incumbent.deadline.elapsed() - began_s)
-    cheapest: Plan | None = None
 
-    def fits(sequence: Sequence[int]) -> bool:
-        nonlocal cheapest
+    def fitting(sequence: Sequence[int]) -> Plan | None:
         plan = network.invert(sequence)
-        if peak_of(graph, plan) > budget:
-            return False
-        cheapest = plan
-        return True
+        return plan if peak_of(graph, plan) <= budget else None
 
     def stopped() -> bool:
         return incumbent.stopped() or incumbent.deadline.remaining() < spare_s
 
     slots = min(slots, max(1, MOST_CELLS // network.stages**2))
     table = Persistent(stages, budget, slots=slots, tapes=tapes, stop=stopped)
-    if table.cheapest(fits) is not None and cheapest is not None:
+    cheapest = table.cheapest(fitting)
+    if cheapest is not None:
         incumbent.offer(cheapest, source)
     if tapes and table.added_ns is not None:
         incumbent.raise_bound(graph.total_cost_ns + table.added_ns, "rotor", within)
@@ -161,7 +152,7 @@ def _nothing_fits(incumbent: Incumbent, least_bytes: int, within: tuple[str, ...
 
 def revolve(incumbent: Incumbent, options: RotorOptions) -> None:
     """Offer the best plan that saves activations only, with an F_all right before each backward step: a baseline."""
-    run_chain_program(incumbent, options.slots, tapes=False)
+    rotor(incumbent, options, tapes=False)
 
 
 @dataclass(frozen=True)
