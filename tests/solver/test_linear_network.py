@@ -121,7 +121,7 @@ def counted(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[tupl
         before = tuple(
             op for stage in range(s, k) for op in (stages[stage].forward if first else stages[stage].again).ops
         )
-        way = int(stages.highest(first=first)[s, k - 1]) + base
+        way = int(stages.highest[first][s, k - 1]) + base
         for after, beyond in counted(stages, k, t, joined):
             for there in (False, True) if stages[k - 1].retaped is not None else (False,):
                 for own, within in counted(stages, s, k - 1, there):

@@ -29,7 +29,7 @@ MOST_WORK = 2e7
 """Sums that one table may take: some tenths of a second."""
 
 Array = Any
-Choose: TypeAlias = Callable[[int, int, bool, int], tuple[int, bool, int, int]]
+Choose: TypeAlias = Callable[[int, int, bool, int], tuple[int, bool, int]]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,10 @@ class Stages:
     """What a linear network's stages cost and need: `stages[t]`, counted from 1 as in the paper.
 
     Where `stop` says so, their making is left, by `TimeUp`.
+
+    Attributes:
+        highest: [L+1, L+1] the most that running stages s … t one after the other needs, beyond what leads into s; of
+            their first runs, by True, and of later ones.
     """
 
     def __init__(self, network: LinearNetwork, stop: Callable[[], bool] = never) -> None:
@@ -83,7 +87,11 @@ class Stages:
         for stage in range(self.count):
             for op in (*network.forward[stage], *network.backward[stage]):
                 part[op] = stage + 1
-        gradients = self._gradients(part, first)
+        ids = [v for v, op in enumerate(graph.value_op) if op >= first]
+        by = [part[graph.value_op[v]] for v in ids]
+        # one that nothing reads is gone at once
+        read_last = [part[graph.users[v][-1]] if graph.users[v] else 1 << 30 for v in ids]
+        gradients = np.array(ids, np.int64), np.array(by), np.array(read_last)
         # stages after this one have no backward part: whatever is run again for them comes before the first backward op
         head = part[first]
         self._stages: list[Stage] = []
@@ -99,26 +107,21 @@ class Stages:
             after_again.append(self._run(made.again.ops, leads, before).peak_bytes)
         self._parts = [0, *itertools.accumulate(len(made.backward.ops) for made in self._stages)]
         alone = [made.forward.peak_bytes + made.staying_first_bytes for made in self._stages]
-        self._highest_first = self._highest(alone, after_first)
-        self._highest_again = self._highest([made.again.peak_bytes for made in self._stages], after_again)
+        again = [stage.again.peak_bytes for stage in self._stages]
+        self.highest = {True: self._highest(alone, after_first), False: self._highest(again, after_again)}
 
     def __getitem__(self, t: int) -> Stage:
         """Stage t, from 1 on."""
         return self._stages[t - 1]
 
-    def _gradients(self, part: Sequence[int], first: int) -> tuple[Array, Array, Array]:
-        """Of each value of the backward pass: its id, the stage that makes it, and that of the last op that reads it;
-        `part` has the stage of each op.
-        """
-        graph = self.network.graph
-        made = [v for v, op in enumerate(graph.value_op) if op >= first]
-        by = [part[graph.value_op[v]] for v in made]
-        return np.array(made, np.int64), np.array(by), np.array([_last_part(graph.users[v], part) for v in made])
-
     def _stage(
         self, t: int, part: Sequence[int], gradients: tuple[Array, Array, Array], passed: frozenset[int]
     ) -> Stage:
-        """Stage t; `part` has the stage of each op, `passed` what stays until the backward pass begins."""
+        """Stage t; `part` has the stage of each op, `passed` what stays until the backward pass begins.
+
+        `gradients` has of each value of the backward pass its id, the stage that makes it, and that of the last op that
+        reads it.
+        """
         network, graph = self.network, self.network.graph
         keep = frozenset(graph.keep)
         ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
@@ -196,10 +199,6 @@ class Stages:
         run = self.run_with_tape(s, t, joined)
         return max(run.peak_bytes + base, stage.staying_bytes + stage.backward.peak_bytes)
 
-    def highest(self, *, first: bool) -> Array:
-        """[L+1, L+1] the most that running stages s … t one after the other needs, beyond what leads into s."""
-        return self._highest_first if first else self._highest_again
-
     def _highest(self, alone: Sequence[int], after: Sequence[int]) -> Array:
         """From the peak of each stage that begins, and of each that follows another."""
         found = np.zeros((self.count + 1, self.count + 1), np.int64)
@@ -243,7 +242,6 @@ class Persistent:
         self._again_ns = np.cumsum([0, *(stage.again.cost_ns for stage in each)])
         shape = (count + 2, count + 2, len(self._room))
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
-        self.added_ns: int | None = None
         for t in range(1, count + 1):
             look(stop)
             shifted = {joined: np.full((count + 2, len(self._room)), NEVER, np.int64) for joined in (False, True)}
@@ -258,7 +256,7 @@ class Persistent:
         self.added_ns = None if added >= NEVER else added
 
     def cheapest(self, fitting: Callable[[list[int]], Plan | None]) -> Plan | None:
-        """The plan of the cheapest schedule found that fits, as `fitting` makes it of the ops in order; None without one.
+        """The plan of the cheapest schedule found that fits, as `fitting` makes it of its ops; None without one.
 
         Rounding loses less than a slot for each value that is saved, so the limit is lowered until a schedule fits, by
         bisection over the different costs, which ends with what it has where `stop` says so.
@@ -290,7 +288,7 @@ class Persistent:
         split = np.minimum(self.c[s, s:t], self.d[s, s:t]) + shifted[s + 1 : t + 1]
         if not last:
             split += (self._again_ns[s:t] - self._again_ns[s - 1])[:, None]
-        least = (stages.highest(first=last)[s, s:t] + base) // self.unit
+        least = (stages.highest[last][s, s:t] + base) // self.unit
         split[(self._room[None, :] < least[:, None]) | (split > NEVER)] = NEVER
         found[1:] = split
         return found
@@ -314,7 +312,7 @@ class Persistent:
             into[least:] = np.minimum(NEVER, rest + again)
 
     def _sequence(self, room: int) -> list[int]:
-        def choose(s: int, t: int, joined: bool, room: int) -> tuple[int, bool, int, int]:
+        def choose(s: int, t: int, joined: bool, room: int) -> tuple[int, bool, int]:
             costs = self.d if joined else self.c
             shifted = np.full((t + 1, len(self._room)), NEVER, np.int64)
             for k in range(s + 1, t + 1):
@@ -322,10 +320,10 @@ class Persistent:
                 shifted[k, shift:] = costs[k, t, : len(self._room) - shift]
             choice = int(self._options(s, t, joined, shifted)[:, room].argmin())
             if choice == 0:
-                return 0, False, room, room - int(self._tape[s])
+                return 0, False, room - int(self._tape[s])
             k = s + choice
             there = bool(self.d[s, k - 1, room] < self.c[s, k - 1, room])
-            return choice, there, room, room - int(self._leads[k - 1])
+            return choice, there, room - int(self._leads[k - 1])
 
         return _schedule(self.stages, choose, room)
 
@@ -357,10 +355,10 @@ class LeastOfStages:
     def sequence(self) -> list[int]:
         """The ops of a schedule with that peak, in order."""
 
-        def choose(s: int, t: int, joined: bool, _: int) -> tuple[int, bool, int, int]:
+        def choose(s: int, t: int, joined: bool, _: int) -> tuple[int, bool, int]:
             choice = int(self._options(s, t, joined=joined).argmin())
             k = s + choice
-            return choice, bool(choice and self.d[s, k - 1] < self.c[s, k - 1]), 0, 0
+            return choice, bool(choice and self.d[s, k - 1] < self.c[s, k - 1]), 0
 
         return _schedule(self.stages, choose, 0)
 
@@ -375,7 +373,7 @@ class LeastOfStages:
         base = stages.held_bytes(t, joined)
         left = np.minimum(self.c[s, s:t], self.d[s, s:t])
         after = self._leads[s:t] + rest[s + 1 : t + 1, t]
-        split = np.maximum(stages.highest(first=last)[s, s:t] + base, np.maximum(after, left))
+        split = np.maximum(stages.highest[last][s, s:t] + base, np.maximum(after, left))
         return np.concatenate((np.array([taped], np.int64), split))
 
 
@@ -383,7 +381,7 @@ def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
     """The ops of the schedule that choices make, as RR-9302's Algorithm 2.
 
     `choose` says of stages s … t, whether what leads on from t is there, and the room that they have: 0 for the tape of
-    s first or i for saving what leads into s + i; whether that stays for the part before it; and the room of both.
+    s first or i for saving what leads into s + i; whether that stays for the part before it; and the room behind it.
     """
     count = stages.count
     found: list[int] = []
@@ -396,7 +394,7 @@ def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
         s, t, joined, room = item
         if stages.nothing_after(s, t):
             continue
-        choice, there, before, after = choose(s, t, joined, room)
+        choice, there, after = choose(s, t, joined, room)
         if choice == 0:
             found += stages.run_with_tape(s, t, joined).ops
             todo.append(s)
@@ -406,15 +404,10 @@ def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
         k = s + choice
         for stage in range(s, k):
             found += (stages[stage].forward if t == count else stages[stage].again).ops
-        todo += ((s, k - 1, there, before), (k, t, joined, after))
+        todo += ((s, k - 1, there, room), (k, t, joined, after))
     return found
 
 
 def slots_for(stages: int) -> int:
     """How many slots of memory a table of so many stages may have, to take a second at most."""
     return max(20, min(MOST_SLOTS, int(MOST_WORK * 6 / stages**3), MOST_CELLS // stages**2))
-
-
-def _last_part(users: Sequence[int], part: Sequence[int]) -> int:
-    """The stage of the last op that reads a gradient; one that nothing reads is gone at once."""
-    return part[users[-1]] if users else 1 << 30
