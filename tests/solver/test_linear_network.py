@@ -285,7 +285,7 @@ def test_a_small_value_that_lives_throughout_stays() -> None:
     graph = graph_of([3] * len(inputs), [1] + [40] * (len(inputs) - 1), inputs, backward_from=last + 1)
     network = linear_network(graph)
     assert network is not None
-    assert network.stays == (0,)
+    assert network.stays == {0}
     answer = solve(Problem(graph, budget_at(graph, 0.7)), method="rotor")
     assert answer.plan is not None
     assert answer.plan.computes.count(0) == 1

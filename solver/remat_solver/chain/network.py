@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from remat_ir import Graph, Plan, Subject, plan_of
 from remat_ir.plan import without_unread
@@ -31,7 +30,7 @@ class LinearNetwork:
         forward, backward: [L] the ops of each stage's forward part and backward part; backward parts may be empty.
         joints: [L] the value that leads on from each stage, or None where only values that stay do.
         tapes: [L] the values of each stage that backward ops read; the joint is among them.
-        stays: the values that stay, ascending.
+        stays: the values that stay.
         passed: small values that the first op of the backward pass reads besides: they stay until then.
     """
 
@@ -40,7 +39,7 @@ class LinearNetwork:
     backward: tuple[range, ...]
     joints: tuple[int | None, ...]
     tapes: tuple[frozenset[int], ...]
-    stays: tuple[int, ...]
+    stays: frozenset[int]
     passed: frozenset[int] = frozenset()
 
     @classmethod
@@ -62,11 +61,6 @@ class LinearNetwork:
         """The number of stages L."""
         return len(self.forward)
 
-    @cached_property
-    def stays_set(self) -> frozenset[int]:
-        """`stays`, to look things up."""
-        return frozenset(self.stays)
-
     def leads(self, stage: int) -> frozenset[int]:
         """The value that leads on from a stage, if there is one; into the first stage (after −1) none does."""
         joint = self.joints[stage] if stage >= 0 else None
@@ -81,7 +75,7 @@ class LinearNetwork:
             op = graph.value_op[todo.pop()]
             if op in ops and op not in found:
                 found.add(op)
-                todo += [v for v in graph.op_inputs[op] if v not in given and v not in self.stays_set]
+                todo += [v for v in graph.op_inputs[op] if v not in given and v not in self.stays]
         return tuple(sorted(found))
 
     def bytes_of(self, values: Iterable[int]) -> int:
@@ -238,7 +232,7 @@ def _network(
         tuple(range(starts[i], starts[i - 1] if i else graph.ops) for i in range(count)),
         tuple(joints),
         tuple(map(frozenset, tapes)),
-        tuple(sorted(v for v in stays if graph.users[v] or v in frozenset(graph.keep))),
+        frozenset(v for v in stays if graph.users[v] or v in frozenset(graph.keep)),
         passed,
     )
 

@@ -160,7 +160,7 @@ class Stages:
         What else they read is counted elsewhere, and so are values that stay, but where they are made first.
         """
         graph, keep = self.network.graph, frozenset(self.network.graph.keep)
-        stays = self.network.stays_set | self.network.passed if first else frozenset()
+        stays = self.network.stays | self.network.passed if first else frozenset()
         last = {v: i for i, op in enumerate(ops) for v in graph.op_inputs[op]}
         always = frozenset(v for op in ops for v in graph.op_always[op])
         here = set(given)
