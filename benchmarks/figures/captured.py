@@ -27,7 +27,7 @@ from remat.training.step import Planned, TrainingStep, training_step
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import known_budget
-from remat_solver.chain.network import LinearNetwork
+from remat_solver.chain.network import linear_network
 
 V100 = Target("NVIDIA V100", 16 * 2**30, 900e9, {"float32": 15.7e12}, launch_ns=5_000)
 BATCHES = {"vgg16": (16, 256), "mobilenet": (32, 512), "unet": (8, 32)}
@@ -54,7 +54,7 @@ def _answers(plan: Settings, name: str, graph: Graph) -> Iterator[tuple[float, A
     least, steps = known_budget(graph), plan.points - 1
     most = plain_peak(graph)
     shares = {least + (most - least) * n // steps: round(n / steps, 4) for n in range(plan.points)}
-    rotor = () if LinearNetwork.apply(graph) is None else ("rotor",)
+    rotor = () if linear_network(graph) is None else ("rotor",)
     for method in (BEST, "checkpoint-all", *rotor, *baselines_of(graph)):
         if plan.wants(name, method):
             for answer in answers(graph, sorted(shares), method, plan.seconds):

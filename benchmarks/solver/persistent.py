@@ -20,7 +20,7 @@ from remat.cli.app import read_subject
 from remat.target.step import target_step
 from remat_ir import Graph, Problem, Progress, budget_at, overhead_of
 from remat_solver import solve
-from remat_solver.chain.network import LinearNetwork
+from remat_solver.chain.network import linear_network
 
 COLUMNS = ("network", "ops", "stages", "budget", "persistent optimum", "shown after, s", "CPU s", "source before it")
 SHOWN = "rotor"
@@ -28,7 +28,7 @@ SHOWN = "rotor"
 
 def shown(name: str, graph: Graph, fraction: float) -> str:
     """The row of one graph: what the chain program's plan adds, and when it was there."""
-    network = LinearNetwork.apply(graph)
+    network = linear_network(graph)
     seen: list[tuple[Progress, float]] = []
     start = time.process_time()
 

@@ -9,7 +9,7 @@ from chains import chains
 from drawn import examples, linear_graphs, sequences
 from remat_ir import Chain, Graph, Problem, plan_of, verify
 from remat_ir.problem import plain_plan_of
-from remat_solver.chain.network import LinearNetwork
+from remat_solver.chain.network import linear_network
 from remat_solver.lift import Lift
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -34,7 +34,7 @@ def test_plans_of_the_lift_are_plans_of_the_chain(chain: Chain, data: st.DataObj
 @SETTINGS
 @given(graph=linear_graphs(most_layers=8), data=st.data())
 def test_sequences_of_stages_are_plans_of_a_linear_network(graph: Graph, data: st.DataObject) -> None:
-    taken = LinearNetwork.apply(graph)
+    taken = linear_network(graph)
     if taken is not None:
         sequence = data.draw(sequences(graph))
         verdict = verify(Problem(graph, ROOMY), taken.invert(sequence))

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from remat_ir import Graph, Plan, Subject, plan_of
+from remat_ir import Graph, Plan, plan_of
 from remat_ir.plan import without_unread
-from remat_ir.restrictions import CHAIN_STAGES
 from remat_ir.working_set import pinned_ops
 
 LONG_LIVED = 0.3
@@ -41,16 +40,6 @@ class LinearNetwork:
     tapes: tuple[frozenset[int], ...]
     stays: frozenset[int]
     passed: frozenset[int] = frozenset()
-
-    @classmethod
-    def apply(cls, subject: Subject) -> LinearNetwork | None:
-        """The stages of a graph whose network is linear."""
-        return linear_network(subject) if isinstance(subject, Graph) else None
-
-    @property
-    def within(self) -> tuple[str, ...]:
-        """A graph has plans besides those of its stages."""
-        return (CHAIN_STAGES,)
 
     def invert(self, plan: Sequence[int]) -> Plan:
         """The plan of the graph that runs a sequence of ops, without the recomputations that nothing reads."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from remat_ir import Chain, ChainPlan, ChainStep, Graph, Plan, Problem, Verb, plain_peak, plan_of, readable, verify
 from remat_ir.greedy import peak_of
 from remat_ir.read import LARGEST_INTEGER
-from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
+from remat_ir.restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
 
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..options import Options, whole
-from .network import LinearNetwork
+from .network import linear_network
 from .persistent import MOST_CELLS, LeastOfStages, Persistent, Stages
 from .table import Least, Table
 
@@ -79,11 +79,11 @@ def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) ->
 
 def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     graph = incumbent.problem.graph
-    network = LinearNetwork.apply(graph)
+    network = linear_network(graph)
     if network is None:
         incumbent.ends_without_plan("This graph is not a chain of stages, so it has no chain plan.", (PERSISTENT,))
         return
-    within = (PERSISTENT, *network.within)
+    within = (PERSISTENT, CHAIN_STAGES)  # a graph has plans besides those of its stages
     if _too_many(incumbent, network.stages, within):
         return
     stages = Stages(network, incumbent.stopped)

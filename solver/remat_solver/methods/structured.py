@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from remat_ir import Chain, Join, Plan, overhead_of
 
-from ..chain.network import LinearNetwork
+from ..chain.network import linear_network
 from ..chain.persistent import slots_for
 from ..chain.rotor import RotorOptions, rotor
 from ..deadline import Deadline
@@ -48,7 +48,7 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
     Unless it is a lift, whose chain is solved. It is done in numpy, so that it comes before anything is compiled.
     """
     of_chain = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
-    network = None if of_chain else LinearNetwork.apply(incumbent.problem.graph)
+    network = None if of_chain else linear_network(incumbent.problem.graph)
     if network is None or not least <= network.stages <= most:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
@@ -76,7 +76,7 @@ def _persistent(incumbent: Incumbent, slots: int, until: Deadline) -> Incumbent:
 
 def chain_plan(incumbent: Incumbent) -> Plan | None:
     """Rotor's plan of a graph whose network is linear and not long, in a share of the time left; it is not offered."""
-    network = LinearNetwork.apply(incumbent.problem.graph)
+    network = linear_network(incumbent.problem.graph)
     if network is None or network.stages > SOON:
         return None
     until = incumbent.deadline.within(_SPARE_SHARE * incumbent.deadline.remaining())
