@@ -84,13 +84,11 @@ def test_slots_round_to_the_safe_side(chain: Chain, slots: int, data: st.DataObj
     exact = Table(chain, budget, 10**6)
     assert exact.exact
     best = exact.bound_ns(exact.slots)
-    up, down = Table(chain, budget, slots), Table(chain, budget, slots, rounding="down")
-    near = Table(chain, budget, slots, rounding="nearest")
-    plan, bound, nearer = up.plan(up.slots), down.bound_ns(down.slots), near.bound_ns(near.slots)
+    up, near = Table(chain, budget, slots), Table(chain, budget, slots, nearest=True)
+    plan, bound = up.plan(up.slots), near.bound_ns(near.slots)
     assert best is not None
     assert bound is not None
-    assert nearer is not None
-    assert max(bound, nearer) <= best
+    assert bound <= best
     if plan is not None:
         verdict = verify(Problem(chain, budget), plan)
         assert verdict.cost_ns == up.bound_ns(up.slots)
@@ -228,12 +226,12 @@ def test_spans_hold_each_stage_once_and_bound_the_work_between_looks() -> None:
 def test_a_table_is_the_same_however_often_the_clock_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = long_chain(24, 3)
     budget = budget_at(chain, 0.5)
-    whole, least, seldom = Table(chain, budget, 150, rounding="nearest"), Least(chain), After()
-    Table(chain, budget, 150, rounding="nearest", stop=seldom)
+    whole, least, seldom = Table(chain, budget, 150, nearest=True), Least(chain), After()
+    Table(chain, budget, 150, nearest=True, stop=seldom)
     monkeypatch.setattr(table_module, "_SUMS", 1)
     monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     often = After()
-    table = Table(chain, budget, 150, rounding="nearest", stop=often)
+    table = Table(chain, budget, 150, nearest=True, stop=often)
     assert often.polls >= 20 * seldom.polls
     assert (table._table == whole._table).all()
     assert Least(chain).budget_bytes == least.budget_bytes

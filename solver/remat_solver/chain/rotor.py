@@ -61,7 +61,7 @@ def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) ->
         _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
         return
     try:
-        table = Table(chain, budget, slots, rounding="nearest", tapes=tapes, stop=incumbent.stopped)
+        table = Table(chain, budget, slots, nearest=True, tapes=tapes, stop=incumbent.stopped)
     except TimeUp:
         incumbent.offer(least.plan(), source)
         return

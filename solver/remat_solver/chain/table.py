@@ -1,4 +1,4 @@
-"""The persistent optimum of a chain for every memory limit up to a budget, in slots that are rounded up or down.
+"""The persistent optimum of a chain for every memory limit up to a budget, in slots of rounded sizes.
 
 Besides the costs there are least peaks: the least memory in which a persistent schedule exists. Both are compiled.
 """
@@ -255,11 +255,11 @@ MOST_TRIES = 8
 class Table:
     """C(s, t, m) of one chain for every m up to a budget (RR-9302, Theorem 1): one filling answers all smaller budgets.
 
-    Sizes that are saved are in slots of `slot_bytes`. Rounded "up", every plan fits; rounded "down", every cost is a
-    bound over persistent schedules; rounded to the "nearest", errors mostly cancel: with as many slots more as all
-    sizes together can have been rounded up by, costs are bounds again, far closer ones, and plans are tried from above
-    until one fits. Where all these sizes are whole slots anyway the table is `exact`, and the three are the same. Costs
-    are whole multiples of `unit_ns`, rounded down, which is 1 unless the sum of all recomputations is large.
+    Sizes that are saved are in slots of `slot_bytes`. Rounded up, every plan fits. Rounded to the `nearest`, errors
+    mostly cancel: with as many slots more as all sizes together can have been rounded up by, costs are bounds over
+    persistent schedules, and plans are tried from above until one fits. Where all these sizes are whole slots anyway
+    the table is `exact`, and both are the same. Costs are whole multiples of `unit_ns`, rounded down, which is 1 unless
+    the sum of all recomputations is large.
 
     Where `stop` says so, its making is left, by `TimeUp`.
 
@@ -275,7 +275,7 @@ class Table:
         budget_bytes: int,
         slots: int = 500,
         *,
-        rounding: str = "up",
+        nearest: bool = False,
         tapes: bool = True,
         stop: Callable[[], bool] = never,
     ) -> None:
@@ -288,9 +288,9 @@ class Table:
         self.exact = available // grain <= slots
         self.slot_bytes = grain if self.exact else -(-available // slots)
         self.chain, self.tapes, self._budget = chain, tapes, budget_bytes
-        self._rounding = "up" if self.exact else rounding
+        self._nearest = nearest and not self.exact
         # what is left of the budget besides whole slots is there at every moment
-        self._rest = available % self.slot_bytes if self._rounding == "up" else 0
+        self._rest = 0 if self._nearest else available % self.slot_bytes
         self._activation = self._in_slots(chain.activation_bytes)
         self._tape = self._in_slots((0, *chain.tape_bytes))
         self._excess, self._deficit = self._errors()
@@ -298,7 +298,7 @@ class Table:
         self._fill(stop)
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
-        add = {"up": self.slot_bytes - 1, "down": 0, "nearest": self.slot_bytes // 2}[self._rounding]
+        add = self.slot_bytes // 2 if self._nearest else self.slot_bytes - 1
         return ((np.array(sizes, np.int64) + add) // self.slot_bytes).astype(np.int32)
 
     def _errors(self) -> tuple[int, int]:
@@ -311,9 +311,9 @@ class Table:
         return int(np.maximum(0, np.maximum(over, tape)).sum()), int(np.maximum(0, np.maximum(-over, -tape)).sum())
 
     def _index(self, available: int) -> int:
-        if self._rounding == "up":
-            return max(-1, (available - self._rest) // self.slot_bytes)
-        return -(-(available + self._excess) // self.slot_bytes)
+        if self._nearest:
+            return -(-(available + self._excess) // self.slot_bytes)
+        return max(-1, (available - self._rest) // self.slot_bytes)
 
     def _fill(self, stop: Callable[[], bool]) -> None:
         chain, count = self.chain, self.chain.stages
@@ -364,7 +364,7 @@ class Table:
         Rounded up that is the plan for `slots_within`. Otherwise plans for more memory are tried, down to the limit
         under which all plans fit; one for each different cost, from the fewest slots that reach it.
         """
-        if self._rounding == "up":
+        if not self._nearest:
             return self.plan(self.slots_within(budget_bytes))
         sure = (budget_bytes - self.chain.fixed_bytes - self._deficit) // self.slot_bytes
         top = row_of(1, self.chain.stages, self.chain.stages)
