@@ -19,8 +19,7 @@ from . import _numba
 from .blocks.table import fill as fill_blocks
 from .chain.table import Least, Table
 from .deadline import never
-from .join.contiguous import Contiguous, relaxed_steps
-from .join.table import JoinTable
+from .join.table import JoinTable, contiguous_plan, relaxed_steps
 from .offload.table import OffloadTable
 from .search.local import HOT, Search
 from .tags.search import TagSearch
@@ -61,7 +60,7 @@ def _chains() -> None:
 
 def _joins() -> None:
     JoinTable((2, 2), 5).plan(5)
-    Contiguous((2, 2), 5, (False, False)).plan()
+    contiguous_plan((2, 2), 5, (False, False))
     relaxed_steps((2, 2), 5, (False, False))
 
 

@@ -28,9 +28,8 @@ from remat_ir import (
 )
 from remat_solver import solve
 from remat_solver.bounds import least_slots
-from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from remat_solver.join.method import equivalent_plan
-from remat_solver.join.table import JoinTable
+from remat_solver.join.table import JoinTable, contiguous_plan, relaxed_steps
 from solver.join_brute import fewest_forward_steps
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -252,7 +251,7 @@ def test_what_is_in_reach_at_scale_holds_the_optimum_between(
     assert best is not None
     assert bound is not None
     assert bound <= best
-    plan = Contiguous(lengths, slots, stays).plan()
+    plan = contiguous_plan(lengths, slots, stays)
     assert plan is not None
     join = Join(lengths, 1, 0, 0, slots, keep=tuple(j for j, stay in enumerate(stays) if stay))
     assert best <= verify(problem_of(join), plan).cost_ns <= 1.5 * best

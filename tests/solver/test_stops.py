@@ -19,8 +19,7 @@ from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
-from remat_solver.join.contiguous import Contiguous, relaxed_steps
-from remat_solver.join.table import JoinTable
+from remat_solver.join.table import JoinTable, contiguous_plan, relaxed_steps
 from remat_solver.methods.least import Interval
 from remat_solver.offload.method import makespan_bound, repaired_plan
 from remat_solver.offload.table import OffloadTable, Schedule
@@ -111,7 +110,7 @@ def test_articulation_points_are_those_of_networkx(graph: Graph) -> None:
     [
         lambda stop: OffloadTable(linked_chain(6, 1), 20_000_000, 40, stop=stop),
         lambda stop: JoinTable((6, 5, 7), 9, stop=stop),
-        lambda stop: Contiguous((20, 30), 12, (False, False), stop).plan(),
+        lambda stop: contiguous_plan((20, 30), 12, (False, False), stop),
         lambda stop: relaxed_steps((20, 30), 12, (False, False), stop),
     ],
     ids=["offload", "join", "contiguous", "relaxed"],

@@ -9,8 +9,15 @@ from remat_ir import Join, JoinPlan, JoinStep, JoinVerb, Problem, plain_join_pla
 
 from ..deadline import TimeUp, never
 from ..incumbent import Incumbent
-from .contiguous import MOST_WORK, Contiguous, relaxed_steps, relaxed_work
-from .table import JoinTable, in_reach
+from .table import (
+    MOST_ADDITIONS,
+    JoinTable,
+    contiguous_plan,
+    contiguous_work,
+    in_reach,
+    relaxed_steps,
+    relaxed_work,
+)
 
 
 def equivalent_plan(
@@ -90,13 +97,13 @@ def join(incumbent: Incumbent, options: object = None) -> None:
 
 def _in_polynomial_time(incumbent: Incumbent, subject: Join, slots: int) -> None:
     """A schedule and a bound at once; where they meet, the exact program has nothing to add."""
-    if Contiguous.work(subject.lengths, slots) <= MOST_WORK:
-        plan = Contiguous(subject.lengths, slots, subject.stays, incumbent.stopped).plan()
+    if contiguous_work(subject.lengths, slots) <= MOST_ADDITIONS:
+        plan = contiguous_plan(subject.lengths, slots, subject.stays, incumbent.stopped)
         if plan is not None:
             incumbent.offer(plan, "contiguous-join")
     elif in_reach((max(subject.lengths),), slots // len(subject.lengths)):
         equiv_chain(incumbent)
-    if relaxed_work(subject.lengths, slots) <= MOST_WORK and not incumbent.stopped():
+    if relaxed_work(subject.lengths, slots) <= MOST_ADDITIONS and not incumbent.stopped():
         steps = relaxed_steps(subject.lengths, slots, subject.stays, incumbent.stopped)
         if steps is not None:
             incumbent.raise_bound(_cost_ns(subject, steps), "relaxed-join")
