@@ -84,9 +84,6 @@ def with_ends(graph: Graph, ends: tuple[int, ...]) -> Segments:
         while now > lowest:
             now -= 1
             starts[now] = op
-    while now > 0:
-        now -= 1
-        starts[now] = graph.ops
     return Segments(graph, ends, tuple(starts))
 
 
@@ -119,7 +116,10 @@ def block_of(segments: Segments, segment: int) -> Block:
     inner = {op: 1 + i for i, op in enumerate(forward)}
     turn = 1 + len(forward)
     inner |= {op: turn + 1 + i for i, op in enumerate(backward)}
-    before, between = _outside(graph, forward, backward, inner)
+    # what the segment reads of earlier forward ops, and what its backward part reads of anything else
+    read = {v for op in (*forward, *backward) for v in graph.op_inputs[op] if graph.value_op[v] not in inner}
+    before = tuple(sorted(v for v in read if graph.value_op[v] < forward.start))
+    between = tuple(sorted(read.difference(before)))
     number: dict[int, int] = {}
     value_op: list[int] = []
     made_by = {0: before, turn: between} | {place: graph.op_values[op] for op, place in inner.items()}
@@ -156,15 +156,6 @@ def block_of(segments: Segments, segment: int) -> Block:
         sum(graph.value_bytes[v] for v in before),
         joint,
     )
-
-
-def _outside(
-    graph: Graph, forward: range, backward: range, inner: dict[int, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The values that a segment reads of earlier forward ops, and what its backward part reads of anything else."""
-    read = {v for op in (*forward, *backward) for v in graph.op_inputs[op] if graph.value_op[v] not in inner}
-    before = tuple(sorted(v for v in read if graph.value_op[v] < forward.start))
-    return before, tuple(sorted(read.difference(before)))
 
 
 _LONGEST_PERIOD = 64

@@ -64,8 +64,11 @@ def menu_of(block: Block, *, stopped: Callable[[], bool] = never) -> Menu:
     """The choices of a block: keep all, keep less and recompute in the backward part, with as much memory as is there
     or with less; none that another one beats in everything. Deterministic.
     """
-    graph = block.graph
+    graph, turn, view = block.graph, block.turn, view_of(Problem(block.graph, 0))
     plain = tuple(range(graph.ops))
+    turned = int(trace(view, plain).memory[turn])
+    # nothing but the joint stays of a part that runs forward alone
+    passing_bytes = int(trace(view, range(turn + 1)).memory[1:turn].max()) - block.outside_bytes
     all_kept = choice_of(block, plain)
     found = {all_kept}
     joint_bytes = sum(graph.value_bytes[v] for v in block.joint)
@@ -76,9 +79,8 @@ def menu_of(block: Block, *, stopped: Callable[[], bool] = never) -> Menu:
         if spare <= 0 or stopped():
             break
         # at the turn everything but the tape, as wide as is allowed, counts as workspace
-        turned = _memory_at(graph, plain, block.turn)
         workspace = list(graph.op_workspace_bytes)
-        workspace[block.turn] = max(0, peak - (turned - int((1.0 - share) * spare)))
+        workspace[turn] = max(0, peak - (turned - int((1.0 - share) * spare)))
         order = _cheap(replace(graph, op_workspace_bytes=tuple(workspace)), peak, best)
         if order is None:
             break
@@ -91,29 +93,23 @@ def menu_of(block: Block, *, stopped: Callable[[], bool] = never) -> Menu:
         order = _cheap(graph, least + int(share * (peak - least)), plain)
         if order is not None:
             found.add(choice_of(block, order))
-    return Menu(tuple(_undominated(found)), _passing_bytes(block), sum(graph.op_cost_ns[: block.turn]))
+    return Menu(tuple(_undominated(found)), passing_bytes, sum(graph.op_cost_ns[:turn]))
 
 
 def choice_of(block: Block, order: tuple[int, ...]) -> Choice:
     """The choice that runs the forward part once and the backward part as `order` does."""
     graph, turn = block.graph, block.turn
-    at = order.index(turn)
-    backward = order[at + 1 :]
-    view = view_of(Problem(graph, 0))
-    run = trace(view, (*range(turn + 1), *backward))
+    backward = order[order.index(turn) + 1 :]
+    run = trace(view_of(Problem(graph, 0)), (*range(turn + 1), *backward))
     after = run.instance_value[(run.made < turn) & (run.last > turn)]
     held = {int(v) for v in after if graph.value_op[v] != 0} | set(block.joint)
     return Choice(
         backward,
         sum(graph.op_cost_ns[op] for op in backward) - sum(graph.op_cost_ns[turn + 1 :]),
         sum(graph.value_bytes[v] for v in held),
-        max((int(m) for m in run.memory[1 : turn + 1]), default=0) - block.outside_bytes,
-        max((int(m) for m in run.memory[turn:]), default=0) - block.outside_bytes,
+        int(run.memory[1 : turn + 1].max()) - block.outside_bytes,
+        int(run.memory[turn:].max()) - block.outside_bytes,
     )
-
-
-def _memory_at(graph: Graph, order: tuple[int, ...], op: int) -> int:
-    return int(trace(view_of(Problem(graph, 0)), order).memory[order.index(op)])
 
 
 def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -124,12 +120,6 @@ def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...]
     moves = min(_MOST_MOVES, _MOVES_PER_OP * graph.ops)
     search.cycle(moves, 0.3, never)
     return search.sequence()
-
-
-def _passing_bytes(block: Block) -> int:
-    """The peak while the forward part runs and nothing but the joint stays."""
-    run = trace(view_of(Problem(block.graph, 0)), range(block.turn + 1))
-    return max((int(m) for m in run.memory[1 : block.turn]), default=block.outside_bytes) - block.outside_bytes
 
 
 def _undominated(choices: set[Choice]) -> list[Choice]:
@@ -240,22 +230,22 @@ class BlockTable:
         joint = np.array([sum(graph.value_bytes[v] for v in values) for values in segments.joints], np.int64)
         before, base = _gradients(segments)
         backward = [sum(graph.op_cost_ns[op] for op in segments.backward(i)) for i in range(count)]
-        self._choices = [choice for menu in menus for choice in menu.choices]
+        choices = [choice for menu in menus for choice in menu.choices]
         first = np.cumsum([0] + [len(menu.choices) for menu in menus])
         owner = np.repeat(np.arange(count), np.diff(first))
         worth = sum(menu.forward_ns for menu in menus) * count + sum(backward)
         worth += sum(max((c.extra_ns for c in menu.choices), default=0) for menu in menus)
         self.unit_ns = max(1, -(-worth // (NEVER - 1)))
         run = np.array([0] + [menu.forward_ns for menu in menus], np.int64)
-        paid = [menus[i].forward_ns + backward[i] + c.extra_ns for i, c in zip(owner, self._choices, strict=True)]
+        paid = [menus[i].forward_ns + backward[i] + c.extra_ns for i, c in zip(owner, choices, strict=True)]
         self._forward = np.cumsum(run // self.unit_ns).astype(np.int32)
         self._paid = (np.array(paid, np.int64) // self.unit_ns).astype(np.int32)
         self._first = first.astype(np.int64)
         self._joint = self._near(joint)
-        self._tape = self._near(np.array([c.tape_bytes for c in self._choices], np.int64))
+        self._tape = self._near(np.array([c.tape_bytes for c in choices], np.int64))
         self._held, self._base = self._near(before), self._near(base)
-        self._need_forward = self._near(np.array([c.forward_bytes for c in self._choices], np.int64))
-        self._need_backward = self._near(np.array([c.backward_bytes for c in self._choices], np.int64))
+        self._need_forward = self._near(np.array([c.forward_bytes for c in choices], np.int64))
+        self._need_backward = self._near(np.array([c.backward_bytes for c in choices], np.int64))
         self._need_pass = self._near(self._passing(joint, before))
         self._table = np.empty((count * (count + 1) // 2, slots), np.int32)
         for s in range(count - 1, -1, -1):
@@ -352,7 +342,7 @@ def _gradients(segments: Segments) -> tuple[Ids, Ids]:
             continue
         last = graph.ops if value in keep else max(graph.users[value], default=op)
         change[op] += graph.value_bytes[value]
-        change[min(last, graph.ops)] -= graph.value_bytes[value]
+        change[last] -= graph.value_bytes[value]
         readers = {place[user] for user in graph.users[value]}
         lowest = 0 if value in keep else min(readers, default=place[op])
         for segment in range(lowest, place[op]):
