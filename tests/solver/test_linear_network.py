@@ -18,7 +18,7 @@ from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
 from remat_solver.bounds import pair_need
 from remat_solver.chain.network import linear_network
-from remat_solver.chain.persistent import LeastOfStages, Persistent, Stage, Stages
+from remat_solver.chain.persistent import LeastOfStages, Persistent, Stages
 from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
 from solver.chain_brute import best_cost
@@ -76,35 +76,10 @@ def captured(seed: int, *, head: bool = False) -> Graph:
     return Graph(tuple(costs), tuple(inputs), tuple(value_op), tuple(sizes), keep=tuple(keep), backward_from=split)
 
 
-def onward(stage: Stage, first: bool) -> tuple[int, ...]:
-    """The ops of a stage's run for the value that leads on alone."""
-    return (stage.forward if first else stage.again).ops
-
-
-def schedules(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[int, ...]]:
-    """All persistent schedules of stages s … t, by the recursion's words and without its memory."""
-    if stages.nothing_after(s, t):
-        yield ()
-        return
-    run, back = stages.run_with_tape(s, t, joined).ops, stages[s].backward.ops
-    if s == t:
-        yield run + back
-    else:
-        for rest in schedules(stages, s + 1, t, joined):
-            yield run + rest + back
-    last = t == stages.count
-    for k in range(s + 1, t + 1):
-        before = tuple(
-            op for stage in range(s, k) for op in (stages[stage].forward if last else stages[stage].again).ops
-        )
-        for after in schedules(stages, k, t, joined):
-            for there in (False, True) if stages[k - 1].retaped is not None else (False,):
-                for own in schedules(stages, s, k - 1, there):
-                    yield before + after + own
-
-
 def counted(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[tuple[int, ...], int]]:
-    """All of `schedules`, each with the peak that the recursion counts for it beyond what leads into s."""
+    """All persistent schedules of stages s … t, by the recursion's words and without its memory, each with the peak
+    that it counts beyond what leads into s.
+    """
     if stages.nothing_after(s, t):
         yield (), 0
         return
@@ -172,7 +147,7 @@ def test_a_sweep_goes_through_the_budgets_near_the_least() -> None:
 def all_plans(graph: Graph, stages: Stages) -> list[tuple[int, int]]:
     """Cost and peak of every persistent schedule's plan, by replay."""
     found = []
-    for sequence in set(schedules(stages, 1, stages.count, False)):
+    for sequence in {sequence for sequence, _ in counted(stages, 1, stages.count, False)}:
         moments = list(replay(graph, plan_of(graph, without_unread(graph, sequence))))
         found.append((moments[-1].cost_ns, max(moment.peak_bytes for moment in moments)))
     return found
