@@ -30,22 +30,21 @@ _PEAKS = (0.0, 0.2, 0.5)
 _MOVES_PER_OP, _MOST_MOVES = 200, 8192
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One way to run a block's two parts.
+class Choice(NamedTuple):
+    """One way to run a block's two parts, ranked by its numbers.
 
     Attributes:
-        backward: the block's ops of the backward part in the order in which they run, recomputations included.
-        extra_ns: the cost of these recomputations.
+        extra_ns: the cost of the recomputations.
         tape_bytes: what stays between the parts, the joint included.
-        forward_bytes, backward_bytes: the peaks of the parts besides what comes from earlier segments.
+        backward_bytes, forward_bytes: the peaks of the parts besides what comes from earlier segments.
+        backward: the block's ops of the backward part in the order in which they run, recomputations included.
     """
 
-    backward: tuple[int, ...]
     extra_ns: int
     tape_bytes: int
-    forward_bytes: int
     backward_bytes: int
+    forward_bytes: int
+    backward: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ def choice_of(block: Block, order: tuple[int, ...]) -> Choice:
     after = run.instance_value[(run.made < turn) & (run.last > turn)]
     held = {int(v) for v in after if graph.value_op[v] != 0} | set(block.joint)
     return Choice(
-        backward,
         sum(graph.op_cost_ns[op] for op in backward) - sum(graph.op_cost_ns[turn + 1 :]),
         sum(graph.value_bytes[v] for v in held),
-        int(run.memory[1 : turn + 1].max()) - block.outside_bytes,
         int(run.memory[turn:].max()) - block.outside_bytes,
+        int(run.memory[1 : turn + 1].max()) - block.outside_bytes,
+        backward,
     )
 
 
@@ -123,13 +122,9 @@ def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _undominated(choices: set[Choice]) -> list[Choice]:
-    def numbers(choice: Choice) -> tuple[int, int, int, int]:
-        return choice.extra_ns, choice.tape_bytes, choice.backward_bytes, choice.forward_bytes
-
-    ranked = sorted(choices, key=lambda choice: (numbers(choice), choice.backward))
     kept: list[Choice] = []
-    for choice in ranked:
-        if not any(all(a <= b for a, b in zip(numbers(other), numbers(choice), strict=True)) for other in kept):
+    for choice in sorted(choices):
+        if not any(all(a <= b for a, b in zip(other[:4], choice[:4], strict=True)) for other in kept):
             kept.append(choice)
     return kept
 
