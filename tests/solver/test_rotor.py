@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chains import chains, counter_example
 from drawn import examples
-from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_ir import Chain, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
 from remat_solver.chain import rotor as rotor_module
 from remat_solver.chain import table as table_module
@@ -160,21 +160,6 @@ def test_no_persistent_schedule_is_optimal(n: int) -> None:
     assert answer.restricted_to == ("persistent-schedules",)
     assert answer.message.startswith("No persistent schedule costs less")
     assert best_cost(chain, 8, persistent=False) == 2 * n + 2
-
-
-def training_graph(stages: int, loss: bool, seed: int) -> Graph:
-    """A linear training graph in the papers' form, one value an op, with or without an op for the loss's gradient."""
-    draw = random.Random(seed)
-    inputs: list[tuple[int, ...]] = [() if i == 0 else (i - 1,) for i in range(stages)]
-    for stage in range(stages, 1, -1):
-        before = () if stage == stages else (len(inputs) - 1,)
-        inputs.append((stage - 2, stage - 1, *before))
-    if not loss:
-        inputs[stages - 1] = (stages - 2,)
-    ops = len(inputs)
-    costs = [draw.randrange(1, 50) for _ in range(ops)]
-    sizes = [draw.randrange(1, 30) for _ in range(ops)]
-    return graph_of(costs, sizes, inputs, backward_from=stages)
 
 
 def test_what_is_no_chain() -> None:
