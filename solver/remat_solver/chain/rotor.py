@@ -66,7 +66,7 @@ def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) ->
         incumbent.offer(least.plan(), source)
         return
     # where memory is so short that rounding loses every plan, the one of the least peak remains
-    plan = table.cheapest_plan(budget) or least.plan()
+    plan = table.cheapest_plan() or least.plan()
     incumbent.offer(plan, source)
     bound = table.bound_ns(table.slots)
     if not tapes:

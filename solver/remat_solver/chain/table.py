@@ -358,21 +358,21 @@ class Table:
             raise ValueError(f"the table reaches a budget of {self._budget} bytes, not {budget_bytes}")
         return self._index(budget_bytes - self.chain.fixed_bytes)
 
-    def cheapest_plan(self, budget_bytes: int) -> ChainPlan | None:
-        """The cheapest plan found that fits a budget no larger than the table's, or None.
+    def cheapest_plan(self) -> ChainPlan | None:
+        """The cheapest plan found that fits the budget, or None.
 
-        Rounded up that is the plan for `slots_within`. Otherwise plans for more memory are tried, down to the limit
+        Rounded up that is the plan for all slots. Otherwise plans for more memory are tried, down to the limit
         under which all plans fit; one for each different cost, from the fewest slots that reach it.
         """
         if not self._nearest:
-            return self.plan(self.slots_within(budget_bytes))
-        sure = (budget_bytes - self.chain.fixed_bytes - self._deficit) // self.slot_bytes
+            return self.plan(self.slots)
+        sure = (self._budget - self.chain.fixed_bytes - self._deficit) // self.slot_bytes
         top = row_of(1, self.chain.stages, self.chain.stages)
-        costs = self._table[top, : self.slots_within(budget_bytes) + 1]
+        costs = self._table[top, : self.slots + 1]
         firsts = [int(m) for m in np.unique(costs, return_index=True)[1] if costs[m] < NEVER]
         low, high = 0, next((i for i, m in enumerate(firsts) if m <= sure), len(firsts))
         best = self.plan(firsts[high]) if high < len(firsts) else None
-        problem = Problem(self.chain, budget_bytes)
+        problem = Problem(self.chain, self._budget)
         # nearly everything fits from some limit down: find it by halving, then look a little above it
         while low < high:
             middle = (low + high) // 2
