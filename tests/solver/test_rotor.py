@@ -20,7 +20,7 @@ from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Persistent
 from remat_solver.chain.rotor import RotorOptions, rotor
 from remat_solver.chain.table import Least, Table, spans
-from remat_solver.deadline import Deadline, TimeUp
+from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost
 from solver.stops import After
@@ -220,22 +220,6 @@ def test_a_table_is_the_same_however_often_the_clock_is_looked_at(monkeypatch: p
     assert often.polls >= 20 * seldom.polls
     assert (table._table == whole._table).all()
     assert Least(chain).budget_bytes == least.budget_bytes
-
-
-def test_the_tables_of_a_chain_stop_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is filled after the first look that says stop."""
-    monkeypatch.setattr(table_module, "_SUMS", 1)
-    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
-    chain = long_chain(24, 3)
-    for most in (0, 1, 20):
-        stop = After(most)
-        with pytest.raises(TimeUp):
-            Table(chain, budget_at(chain, 0.5), 150, stop=stop)
-        assert stop.polls == most + 1
-        stop = After(most)
-        with pytest.raises(TimeUp):
-            Least(chain, stop=stop)
-        assert stop.polls == most + 1
 
 
 @pytest.mark.parametrize("polls", [0, 10, 30])

@@ -17,6 +17,8 @@ from remat_solver.backends.engine import Engine
 from remat_solver.baselines.heuristics import articulation_points
 from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
+from remat_solver.chain import table as table_module
+from remat_solver.chain.table import Least, Table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from remat_solver.join.table import JoinTable, contiguous_plan, relaxed_steps
@@ -108,14 +110,20 @@ def test_articulation_points_are_those_of_networkx(graph: Graph) -> None:
 @pytest.mark.parametrize(
     "fill",
     [
+        lambda stop: Table(linked_chain(24, 1), 20_000_000, 150, stop=stop),
+        lambda stop: Least(linked_chain(24, 1), stop=stop),
         lambda stop: OffloadTable(linked_chain(6, 1), 20_000_000, 40, stop=stop),
         lambda stop: JoinTable((6, 5, 7), 9, stop=stop),
         lambda stop: contiguous_plan((20, 30), 12, (False, False), stop),
         lambda stop: relaxed_steps((20, 30), 12, (False, False), stop),
     ],
-    ids=["offload", "join", "contiguous", "relaxed"],
+    ids=["chain", "least", "offload", "join", "contiguous", "relaxed"],
 )
-def test_a_table_of_a_structure_is_left_at_the_look_that_says_stop(fill: Callable[[Callable[[], bool]], Any]) -> None:
+def test_a_table_of_a_structure_is_left_at_the_look_that_says_stop(
+    fill: Callable[[Callable[[], bool]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "_SUMS", 1)
+    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     whole = After()
     fill(whole)
     assert whole.polls >= 10
