@@ -7,13 +7,13 @@ Run as a command it prints how often, and by how much, the space of the Checkmat
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from remat_ir import Compute, Free, Graph, Plan, Problem, verify
+from solver.shortest import shortest
 
 ONE_PER_STAGE = "one-per-stage"
 FORWARD_OPS = "forward-ops"
@@ -54,30 +54,18 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
     """
     graph = problem.graph
     start: tuple[Any, int] = (_beginning(space), 0)
-    heap: list[tuple[int, int, tuple[Any, int]]] = [(0, 0, start)]
-    best = {start: 0}
-    came: dict[tuple[Any, int], tuple[tuple[Any, int], Compute | Free]] = {}
-    settled: set[tuple[Any, int]] = set()
-    pushed = 0
-    while heap:
-        cost, _, state = heapq.heappop(heap)
-        if state in settled:
-            continue
-        settled.add(state)
-        if _ended(graph, state[0], space):
-            plan = _walked(state, came)
-            first = tuple(dict.fromkeys(plan.computes))
-            if space not in (ANY_ORDER, ANY_IN_STAGES):
-                assert verify(problem, plan).cost_ns == cost
-            return Optimum(cost, plan, first)
-        for move in _moves(problem, state, space, sweeps):
-            after = cost + move.cost
-            if after < best.get(move.state, after + 1):
-                best[move.state] = after
-                came[move.state] = (state, move.step)
-                pushed += 1
-                heapq.heappush(heap, (after, pushed, move.state))
-    return Optimum(None, None)
+    found = shortest(
+        start,
+        lambda state: _moves(problem, state, space, sweeps),
+        lambda state: _ended(graph, state[0], space),
+    )
+    if found is None:
+        return Optimum(None, None)
+    cost, steps = found
+    plan = Plan(tuple(steps))
+    if space not in (ANY_ORDER, ANY_IN_STAGES):
+        assert verify(problem, plan).cost_ns == cost
+    return Optimum(cost, plan, tuple(dict.fromkeys(plan.computes)))
 
 
 def _beginning(space: str) -> Any:
@@ -151,14 +139,6 @@ def _computed(graph: Graph, far: Any, op: int, space: str) -> bool:
 
 def _consumed(graph: Graph, far: Any, value: int, space: str) -> bool:
     return value in graph.consumes and _computed(graph, far, graph.users[value][-1], space)
-
-
-def _walked(state: tuple[Any, int], came: dict[tuple[Any, int], tuple[tuple[Any, int], Compute | Free]]) -> Plan:
-    steps: list[Compute | Free] = []
-    while state in came:
-        state, step = came[state]
-        steps.append(step)
-    return Plan(tuple(reversed(steps)))
 
 
 def main(graphs: int) -> None:

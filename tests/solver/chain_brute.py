@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 from remat_ir import Chain
+from solver.shortest import shortest
 
 State = tuple[int, int, frozenset[tuple[int, str]]]  # forward steps reached, next backward step, what is stored
 
@@ -17,21 +17,12 @@ def best_cost(chain: Chain, budget: int, *, persistent: bool = True, tapes: bool
     otherwise it may be discarded at any time. Without `tapes`, F_all^l runs only when B^l is next.
     """
     start: State = (0, chain.stages, frozenset())
-    distance = {start: 0}
-    queue: list[tuple[int, int, State]] = [(0, 0, start)]
-    count = 0
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if cost > distance[state]:
-            continue
-        if state[1] == 0:
-            return cost
-        for more, after in _moves(chain, budget, state, persistent, tapes):
-            if cost + more < distance.get(after, 1 << 60):
-                distance[after] = cost + more
-                count += 1
-                heapq.heappush(queue, (cost + more, count, after))
-    return None
+    found = shortest(
+        start,
+        lambda state: ((None, *move) for move in _moves(chain, budget, state, persistent, tapes)),
+        lambda state: state[1] == 0,
+    )
+    return None if found is None else found[0]
 
 
 def _moves(chain: Chain, budget: int, state: State, persistent: bool, tapes: bool) -> Iterator[tuple[int, State]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
+
+from solver.shortest import shortest
 
 # the x in memory of each branch; the index of its x̄, −1 before the turn, −2 after the branch has ended
 State = tuple[tuple[frozenset[int], ...], tuple[int, ...]]
@@ -19,19 +20,12 @@ def fewest_forward_steps(lengths: tuple[int, ...], slots: int, stays: tuple[bool
     if len(lengths) > slots:
         return None
     start: State = (tuple(frozenset((0,)) for _ in lengths), (-1,) * len(lengths))
-    distance, queue, count = {start: 0}, [(0, 0, start)], 0
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if cost > distance[state]:
-            continue
-        if not any(state[0]) and state[1] == ends:
-            return cost
-        for more, after in _moves(lengths, slots, state, ends):
-            if cost + more < distance.get(after, 1 << 60):
-                distance[after] = cost + more
-                count += 1
-                heapq.heappush(queue, (cost + more, count, after))
-    return None
+    found = shortest(
+        start,
+        lambda state: ((None, *move) for move in _moves(lengths, slots, state, ends)),
+        lambda state: not any(state[0]) and state[1] == ends,
+    )
+    return None if found is None else found[0]
 
 
 def _moves(lengths: tuple[int, ...], slots: int, state: State, ends: tuple[int, ...]) -> Iterator[tuple[int, State]]:

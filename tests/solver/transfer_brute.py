@@ -6,12 +6,12 @@ each direction of the link will still take. Its edges are the steps of a plan, a
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
 from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Problem, Step, Wait, verify
+from solver.shortest import shortest
 
 
 class State(NamedTuple):
@@ -39,32 +39,17 @@ class State(NamedTuple):
 
 def least_makespan(problem: Problem) -> tuple[int | None, Plan | None]:
     """The least makespan of any plan and a plan that has it, as verified; None and None where nothing fits."""
-    graph, start = problem.graph, State()
-    heap: list[tuple[int, int, State]] = [(0, 0, start)]
-    best = {start: 0}
-    came: dict[State, tuple[State, Step]] = {}
-    settled: set[State] = set()
-    pushed = 0
-    while heap:
-        cost, _, state = heapq.heappop(heap)
-        if state in settled:
-            continue
-        settled.add(state)
-        if state.done == graph.ops and not state.leaving and not state.returning:
-            steps: list[Step] = []
-            while state in came:
-                state, step = came[state]
-                steps.append(step)
-            plan = Plan(tuple(reversed(steps)))
-            assert verify(problem, plan).cost_ns == cost
-            return cost, plan
-        for step, time, after in moves(problem, state):
-            if cost + time < best.get(after, cost + time + 1):
-                best[after] = cost + time
-                came[after] = (state, step)
-                pushed += 1
-                heapq.heappush(heap, (cost + time, pushed, after))
-    return None, None
+    found = shortest(
+        State(),
+        lambda state: moves(problem, state),
+        lambda state: state.done == problem.graph.ops and not state.leaving and not state.returning,
+    )
+    if found is None:
+        return None, None
+    cost, steps = found
+    plan = Plan(tuple(steps))
+    assert verify(problem, plan).cost_ns == cost
+    return cost, plan
 
 
 def moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
