@@ -42,13 +42,10 @@ def plans_by_blocks(
         return False
     try:
         segments, blocks = joined(segments, MOST_SEGMENTS, incumbent.stopped)
-    except TimeUp:
-        return True
-    if max(block.graph.ops for block in blocks) > max(32, problem.graph.ops // 2):
-        return False
-    menus = menus_of(blocks, stopped=incumbent.stopped)
-    view = view_of(problem)
-    try:
+        if max(block.graph.ops for block in blocks) > max(32, problem.graph.ops // 2):
+            return False
+        menus = menus_of(blocks, stopped=incumbent.stopped)
+        view = view_of(problem)
         slots = max(_FEWEST_SLOTS, min(_MOST_SLOTS, int(6 * _WORK / segments.count**3)))
         program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots, incumbent.stopped)
     except TimeUp:

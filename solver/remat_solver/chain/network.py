@@ -27,7 +27,7 @@ class LinearNetwork:
     Attributes:
         graph: the graph as posted.
         forward, backward: [L] the ops of each stage's forward part and backward part; backward parts may be empty.
-        joints: [L] the value that leads on from each stage, or None where only values that stay do.
+        joints: [L] the value that leads on from each stage; none where only values that stay do.
         tapes: [L] the values of each stage that backward ops read; the joint is among them.
         stays: the values that stay.
         passed: small values that the first op of the backward pass reads besides: they stay until then.
@@ -36,7 +36,7 @@ class LinearNetwork:
     graph: Graph
     forward: tuple[range, ...]
     backward: tuple[range, ...]
-    joints: tuple[int | None, ...]
+    joints: tuple[frozenset[int], ...]
     tapes: tuple[frozenset[int], ...]
     stays: frozenset[int]
     passed: frozenset[int] = frozenset()
@@ -52,8 +52,7 @@ class LinearNetwork:
 
     def leads(self, stage: int) -> frozenset[int]:
         """The value that leads on from a stage, if there is one; into the first stage (after −1) none does."""
-        joint = self.joints[stage] if stage >= 0 else None
-        return frozenset() if joint is None else frozenset({joint})
+        return self.joints[stage] if stage >= 0 else frozenset()
 
     def needed(self, stage: int, targets: Iterable[int], given: Collection[int]) -> tuple[int, ...]:
         """The forward ops of a stage that make `targets` again out of `given` and values that stay, in order."""
@@ -206,13 +205,13 @@ def _network(
 ) -> LinearNetwork:
     first, count = ends[-1] + 1, len(ends)
     place = stage_of(ends)
-    joints: list[int | None] = [None] * count
+    joints: list[frozenset[int]] = [frozenset()] * count
     tapes: list[set[int]] = [set() for _ in ends]
     for value, op, last in forward_lives(graph, first):
         if value in stays or not graph.users[value]:
             continue
         if place[last] > place[op]:
-            joints[place[op]] = value
+            joints[place[op]] = frozenset((value,))
         if graph.users[value][-1] >= first + (value in passed):
             tapes[place[op]].add(value)
     return LinearNetwork(
