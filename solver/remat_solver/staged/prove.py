@@ -13,7 +13,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,99 +32,13 @@ from .rows import Round, violations, write
 from .scale import Scale, balance_of, balanced, row_factors
 from .shorten import Solve, shortening
 
+_SOURCE = "staged"
+_WHOLE = Scale(1, 1)
+"""Of trees: cutting planes are derived exactly from whole bytes and ns."""
 _WORTH = 0.1
 """The share of the gap that a tree which did not get to its end must close to be certified."""
 _WRITING_S, _WRITING_SHARE = 1.0, 0.1
-"""The seconds at most, and the share of the time left, for writing a certificate."""
-
-
-class Grown(NamedTuple):
-    """What a tree came to: a certificate worth having, and a point that nothing above can be proved without.
-
-    `closed`: what was to be proved is. `out_of_time`: it ended early, for its certificate to be written in time.
-    """
-
-    round: Round
-    certified: Certified | None
-    x: Floats | None
-    closed: bool
-    out_of_time: bool
-
-
-def solving(engine: Engine, incumbent: Incumbent, *, ending: bool = False) -> tuple[Solve, Deadline]:
-    """What solves the linear programs that make a certificate shorter, and for how long it may.
-
-    `ending`: also once the incumbent is stopped.
-    """
-    watch = shortening(incumbent.deadline)
-
-    def point(program: Program) -> Floats | None:
-        outcome = engine.lp(program, deadline=watch, stopped=None if ending else incumbent.stopped)
-        return outcome.x if outcome.status == "optimal" else None
-
-    return point, watch
-
-
-class Trees:
-    """The trees of a proof, of one incumbent; what is told apart is read from `refinement`."""
-
-    def __init__(self, incumbent: Incumbent, view: ArrayView, refinement: Refinement, certifier: Certifier) -> None:
-        self._incumbent, self._view, self._refinement, self._certifier = incumbent, view, refinement, certifier
-        self._sought = (-1, 0)
-
-    def grow(self, engine: Engine, turn: float | None = None) -> Grown:
-        """Grow the tree for the rows found so far, by turns of so many CPU seconds for each entry of its program.
-
-        Raises:
-            TimeUp: before its program was written.
-        """
-        incumbent = self._incumbent
-        # in whole bytes and ns, from which cutting planes are derived exactly
-        scale, total = Scale(1, 1), int(self._view.cost.sum())
-        wanted = math.inf
-        if incumbent.cost_ns is not None:
-            wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-        extra = self._extra(wanted - total)
-        round_ = write(self._view, self._refinement.rows, scale, cutoff_ns=extra, stop=incumbent.stopped)
-        factor = balance_of(round_.program)
-        branching = np.arange(round_.program.columns) < round_.columns.count
-        program = replace(balanced(round_.program), integer=branching)
-        until = incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s())
-        outcome = engine.tree(
-            program,
-            cutoff=factor * (wanted - total),
-            deadline=until,
-            stopped=incumbent.stopped,
-            factor=row_factors(round_.program),
-            turn_s=None if turn is None else turn * program.entries,
-            cutoff_row=None if extra is None else (program.rows - 1, factor * extra),
-        )
-        out_of_time = outcome.status == "nothing_found" or (outcome.tree is not None and outcome.tree.late)
-        closed, certified = outcome.bound >= factor * (wanted - total), None
-        if outcome.tree is not None:
-            # a whole number of ns: what is well above one proves the next
-            bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
-            if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                needed, shorter = wanted_ns(incumbent, bound), solving(engine, incumbent)
-                certified = self._certifier.of_tree(round_, scale, outcome.tree, bound, needed, shorter)
-        return Grown(round_, certified, outcome.x, closed, out_of_time)
-
-    def _extra(self, extra: float) -> int | None:
-        """How many ns more than all ops once are to be proved, the same as long as the rows are: a tree is held."""
-        if not math.isfinite(extra) or extra < 1:
-            return None
-        count, known = self._sought
-        if count != self._refinement.rows.count or known < extra:
-            self._sought = self._refinement.rows.count, math.ceil(extra)
-        return self._sought[1]
-
-    def _writing_s(self) -> float:
-        """Seconds that are left for writing the certificate of a tree."""
-        remaining = self._incumbent.deadline.remaining()
-        return 0.0 if math.isinf(remaining) else min(_WRITING_S, _WRITING_SHARE * remaining)
-
-
-_SOURCE = "staged"
+"""The seconds at most, and the share of the time left, for writing the certificate of a tree."""
 _LP_ROUNDS = 30
 _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
@@ -179,8 +92,7 @@ class Proof:
         self._far = True
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
-        self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.refinement, self._certifier)
-        self._first_cut: int | None = None
+        self._sought = (-1, 0)
         self._gains: Gains | None = None
 
     def run(self, engine: Engine | None = None) -> None:
@@ -207,19 +119,32 @@ class Proof:
             return
         if len(proof.nodes) == 1 and cost is not None and gap_of(cost, bound) <= incumbent.max_gap:
             certified, wanted = Certified(proof, bound), wanted_ns(incumbent, bound)
-            shorter = solving(engine, incumbent, ending=True)
-            found = self._certifier.spared(certified, wanted, plan, shorter)
+            found = self._certifier.spared(certified, wanted, plan, self._shorter(engine, ending=True))
             if found.bound_ns is not None and found.proof is not proof:
                 incumbent.rewritten(proof, found.bound_ns, found.proof)
+
+    def _shorter(self, engine: Engine, *, ending: bool = False) -> tuple[Solve, Deadline]:
+        """What solves the linear programs that make a certificate shorter, and for how long it may.
+
+        `ending`: also once the incumbent is stopped.
+        """
+        watch = shortening(self.incumbent.deadline)
+
+        def solve(program: Program) -> Floats | None:
+            outcome = engine.lp(program, deadline=watch, stopped=None if ending else self.incumbent.stopped)
+            return outcome.x if outcome.status == "optimal" else None
+
+        return solve, watch
 
     def _go_on(self, engine: Engine) -> None:
         """Integer programs, each cut where its point breaks the memory, and trees of linear programs, which certify.
 
-        A claim that is enough, or half of the time, leaves all that is left to trees.
+        A claim that is enough, or half of the time, leaves all that is left to trees. Until then both take turns, and
+        who settled the rows begins next time; where neither did, turns become longer.
         """
-        incumbent = self.incumbent
+        incumbent, certify = self.incumbent, self._certifier is not None
         watch = incumbent.deadline.within(_CLAIM_SHARE * min(incumbent.deadline.remaining(), _CLAIM_S))
-        certify, turn, tree_leads = self._certifier is not None, _TURN_S, False
+        turn, tree_leads = _TURN_S, False
         if incumbent.deadline.work is not None:
             # HiGHS's own branch and bound cannot be ended by work alone; trees can
             if not certify:
@@ -232,7 +157,11 @@ class Proof:
                     return
                 continue
             if certify and incumbent.cost_ns is not None:
-                more, tree_leads = self._take_turns(engine, watch, turn, tree_leads)
+                for by_tree in (tree_leads, not tree_leads):
+                    more = self._grow(engine, _TREE_TURN * turn) if by_tree else self._round(engine, watch, turn)
+                    if more is not None or self._enough():
+                        tree_leads = by_tree
+                        break
             else:
                 more = self._round(engine, watch if certify else incumbent.deadline)
             if more is False:
@@ -240,17 +169,6 @@ class Proof:
                     return
                 watch = Deadline(0.0)
             turn = 2 * turn if more is None else _TURN_S
-
-    def _take_turns(self, engine: Engine, watch: Deadline, turn: float, tree_leads: bool) -> tuple[bool | None, bool]:
-        """A turn of the integer program and one of the tree, or the other way round, and who is to begin next time.
-
-        That is who settled the rows: None in place of a result, where neither did, calls for longer turns.
-        """
-        for by_tree in (tree_leads, not tree_leads):
-            more = self._grow(engine, _TREE_TURN * turn) if by_tree else self._round(engine, watch, turn)
-            if more is not None or self._enough():
-                return more, by_tree
-        return None, tree_leads
 
     def _linear(self, engine: Engine) -> None:
         """Cut by linear programs until none breaks the memory, and no cut close by gains anything."""
@@ -283,15 +201,14 @@ class Proof:
             cut = max(over).op if over else self._ahead(engine, bound, watch)
             if cut is None:
                 return
-            self._first_cut = cut if self._first_cut is None else self._first_cut
+            self._gains = self._gains or Gains(cut + 1, self.view.ops - 2)
             self.refinement.rows.cut(cut)
 
     def _ahead(self, engine: Engine, bound_ns: int, watch: Deadline) -> int | None:
         """The cut that raises the linear bound most; None where none raises it much."""
-        cost, first = self.incumbent.cost_ns, self._first_cut
-        if cost is None or first is None or self.view.ops > _NESTED:
+        cost = self.incumbent.cost_ns
+        if cost is None or self._gains is None or self.view.ops > _NESTED:
             return None
-        self._gains = self._gains or Gains(first + 1, self.view.ops - 2)
 
         def over() -> bool:
             return self.incumbent.stopped() or watch.passed()
@@ -310,23 +227,64 @@ class Proof:
         """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add.
 
         None where its turn, in CPU seconds for each entry of the program, was over before.
+
+        Raises:
+            TimeUp: before its program was written.
         """
-        assert self._trees is not None
-        incumbent = self.incumbent
-        grown = self._trees.grow(engine, turn)
-        self.out_of_time = grown.out_of_time
-        self._take(grown.certified, engine)
+        assert self._certifier is not None
+        incumbent, total = self.incumbent, int(self.view.cost.sum())
+        wanted = math.inf
+        if incumbent.cost_ns is not None:
+            wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
+        round_, outcome = self._tree(engine, wanted - total, turn)
+        tree, closed = outcome.tree, outcome.bound >= wanted - total
+        self.out_of_time = outcome.status == "nothing_found" or (tree is not None and tree.late)
+        if tree is not None:
+            # a whole number of ns: what is well above one proves the next
+            bound = total + max(0, math.ceil(outcome.bound - 0.25)) if np.isfinite(outcome.bound) else total
+            if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
+                needed, shorter = wanted_ns(incumbent, bound), self._shorter(engine)
+                self._take(self._certifier.of_tree(round_, _WHOLE, tree, bound, needed, shorter), engine)
         if incumbent.stopped():
             return False
-        if grown.x is None:
-            return None if turn is not None and not grown.closed else False
-        run, cost = self._trace(grown.round, grown.x), incumbent.cost_ns
+        if outcome.x is None:
+            return None if turn is not None and not closed else False
+        run, cost = self._trace(round_, outcome.x), incumbent.cost_ns
         if self._offer(run) and incumbent.cost_ns != cost:
             # the next tree has this plan to reach
             return not incumbent.stopped()
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self.refinement.refine(grown.round, grown.x, run)
+        return self.refinement.refine(round_, outcome.x, run)
+
+    def _tree(self, engine: Engine, wanted: float, turn: float | None) -> tuple[Round, Outcome]:
+        """The tree that is to prove so many ns more than all ops once, and its program; its bound is in ns."""
+        incumbent = self.incumbent
+        extra = self._extra(wanted)
+        round_ = write(self.view, self.refinement.rows, _WHOLE, cutoff_ns=extra, stop=incumbent.stopped)
+        factor = balance_of(round_.program)
+        branching = np.arange(round_.program.columns) < round_.columns.count
+        program = replace(balanced(round_.program), integer=branching)
+        remaining = incumbent.deadline.remaining()
+        outcome = engine.tree(
+            program,
+            cutoff=factor * wanted,
+            deadline=incumbent.deadline.within(remaining - min(_WRITING_S, _WRITING_SHARE * remaining)),
+            stopped=incumbent.stopped,
+            factor=row_factors(round_.program),
+            turn_s=None if turn is None else turn * program.entries,
+            cutoff_row=None if extra is None else (program.rows - 1, factor * extra),
+        )
+        return round_, outcome._replace(bound=outcome.bound / factor)
+
+    def _extra(self, extra: float) -> int | None:
+        """How many ns more than all ops once are to be proved, the same as long as the rows are: a tree is held."""
+        if not math.isfinite(extra) or extra < 1:
+            return None
+        count, known = self._sought
+        if count != self.refinement.rows.count or known < extra:
+            self._sought = self.refinement.rows.count, math.ceil(extra)
+        return self._sought[1]
 
     def _take(self, found: Certified | None, engine: Engine) -> None:
         """Record what a certificate proves; one that ends the solve and is longer than the plan is made shorter."""
@@ -335,7 +293,7 @@ class Proof:
         plan, cost = self.incumbent.plan, self.incumbent.cost_ns
         if isinstance(plan, Plan) and cost is not None:
             wanted = cost - self.incumbent.max_gap * cost
-            found = self._certifier.spared(found, wanted, plan, solving(engine, self.incumbent))
+            found = self._certifier.spared(found, wanted, plan, self._shorter(engine))
         if found.bound_ns is None:
             budget = self.incumbent.problem.budget_bytes
             reason = f"No plan fits into {readable(budget)}: the staged relaxation has no solution."
@@ -367,8 +325,8 @@ class Proof:
             if unsolved:
                 return None
             # the program was solved as far as asked for: if that left a gap on purpose, it is now closed
-            closed, self._far = not self._far, False
-            return not closed
+            far, self._far = self._far, False
+            return far
         if self._polish is not None:
             self._polish(run.order.tolist())
         return self.refinement.refine(round_, outcome.x, run) or (None if unsolved else False)
