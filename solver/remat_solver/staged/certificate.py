@@ -7,10 +7,11 @@ lost no longer counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -53,7 +54,7 @@ class Certified(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FloatLeaf:
-    """A leaf as an engine leaves it: duals of the balanced program, or of its infeasibility, by row."""
+    """A leaf as an engine leaves it, with duals of the balanced program or of its infeasibility; later multipliers."""
 
     rows: Sequence[int]
     duals: Floats
@@ -85,24 +86,19 @@ class Certifier:
         tree: Tree,
         bound_ns: float,
         wanted_ns: float,
-        shorter: tuple[Solve, Deadline] | None = None,
+        shorter: tuple[Solve, Deadline],
     ) -> Certified | None:
         """The certificate of a tree of linear programs; None where rounding lost it.
 
         `shorter` are what solves the linear programs that shorten it, and for how long they may.
         """
-        nodes: list[int | FloatLeaf] = []
-        leaves = 0
-        for column in tree.column.tolist():
-            if column >= 0:
-                nodes.append(column)
-                continue
-            start, end = tree.leaf_start[leaves : leaves + 2]
-            empty = bool(tree.leaf_empty[leaves])
-            nodes.append(FloatLeaf(tree.leaf_row[start:end].tolist(), tree.leaf_dual[start:end], empty))
-            leaves += 1
+        leaves = (
+            FloatLeaf(tree.leaf_row[start:end].tolist(), tree.leaf_dual[start:end], bool(empty))
+            for (start, end), empty in zip(pairwise(tree.leaf_start.tolist()), tree.leaf_empty, strict=True)
+        )
+        nodes: list[int | FloatLeaf] = [column if column >= 0 else next(leaves) for column in tree.column.tolist()]
         found = self._certificate(round_, scale, nodes, tree.cuts, bound_ns, wanted_ns)
-        if shorter is None or found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
+        if found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
             return found
         found = self._with_less(found, wanted_ns, *shorter)
         depends = any(row[0] == CHEAPER for row in found.proof.rows)
@@ -133,21 +129,23 @@ class Certifier:
         bound_ns: float,
         wanted_ns: float,
     ) -> Certified | None:
-        multiply = multipliers(round_, scale, cuts)
-        nodes = [self._bounding(round_, node, multiply) if isinstance(node, FloatLeaf) else node for node in nodes]
-        leaves = [node for node in nodes if isinstance(node, FloatLeaf)]
         if len(nodes) > MOST_NODES:
             return None
-        weights = [self._weights(leaf, multiply) for leaf in leaves]
+        multiply = multipliers(round_, scale, cuts)
+        total = self._graph.total_cost_ns
+        nodes = [_multiplied(round_, leaf, multiply, total) if isinstance(leaf, FloatLeaf) else leaf for leaf in nodes]
         written = _Writer(self, round_, cuts)
         best: Certified | None = None
         proved = -1
         # with little to spare nothing may be lost
-        spare = LOSS * self._graph.total_cost_ns
+        spare = LOSS * total
         enough = bound_ns if wanted_ns > bound_ns - 2 * spare else bound_ns - spare
-        largest = max((float(w.max(initial=0.0)) for w in weights), default=0.0)
-        for denominator in _finest(largest):
-            found = written.certified(nodes, weights, denominator)
+        largest = max(
+            (float(leaf.duals.max(initial=0.0)) for leaf in nodes if isinstance(leaf, FloatLeaf)), default=0.0
+        )
+        finest = 1 << max(0, 52 - math.frexp(largest)[1])
+        for denominator in sorted({min(denominator, finest) for denominator in _DENOMINATORS}):
+            found = written.certified(nodes, denominator)
             if found is not None and found.bound_ns is None:
                 return found
             if found is not None and found.bound_ns is not None and found.bound_ns > proved:
@@ -164,23 +162,6 @@ class Certifier:
         if less is None or less.bound_ns is None or less.bound_ns < wanted_ns:
             return found
         return less if length(less.proof) < length(proof) else found
-
-    def _bounding(self, round_: Round, leaf: FloatLeaf, multiply: Floats) -> FloatLeaf:
-        """A leaf without points cheap enough as one with a bound: the row that says what is cheap stands for costs."""
-        cheaper = [i for i, row in enumerate(leaf.rows) if _name(round_, row)[0] == CHEAPER]
-        weight = float(abs(leaf.duals[cheaper[0]]) * multiply[leaf.rows[cheaper[0]]]) if leaf.empty and cheaper else 0.0
-        if weight <= 0:
-            return leaf
-        duals = leaf.duals / weight
-        duals[cheaper] = 0.0
-        return replace(leaf, duals=duals, empty=False)
-
-    def _weights(self, leaf: FloatLeaf, multiply: Floats) -> Floats:
-        """The multipliers of a leaf; those that show that there is no point have no unit: only their ratios count."""
-        weights = np.abs(leaf.duals) * multiply[leaf.rows]
-        if leaf.empty:
-            weights *= float(self._graph.total_cost_ns or 1) / max(float(weights.max(initial=0.0)), 1e-300)
-        return weights
 
     def begin(self, round_: Round) -> tuple[Relaxation, StageProof]:
         """The checker's relaxation for a round, and a certificate without rows and leaves."""
@@ -205,18 +186,15 @@ class _Writer:
         self._rows: list[Row] = []
         self._made: list[Inequality] = []
 
-    def certified(
-        self, nodes: Sequence[int | FloatLeaf], weights: Sequence[Floats], denominator: int
-    ) -> Certified | None:
+    def certified(self, nodes: Sequence[int | FloatLeaf], denominator: int) -> Certified | None:
         """The certificate with whole multipliers."""
-        each = iter(weights)
         made: list[Branch | Leaf] = []
         for node in nodes:
             if not isinstance(node, FloatLeaf):
                 made.append(Branch(self._round.column_names.of(node)))
                 continue
             duals = []
-            for row, multiplier in zip(node.rows, (next(each) * denominator).tolist(), strict=True):
+            for row, multiplier in zip(node.rows, (node.duals * denominator).tolist(), strict=True):
                 whole = round(multiplier)
                 place = self._row(row) if whole > 0 else None
                 if place is not None:
@@ -228,18 +206,14 @@ class _Writer:
     def _row(self, row: int) -> int | None:
         """The place of a row or cut in the certificate; None where the checker does not accept it."""
         if row not in self._place:
-            try:
-                self._place[row] = self._written(row)
-            except InvalidProof:
-                self._place[row] = None
+            self._place[row] = None
+            with contextlib.suppress(InvalidProof):
+                cut = row - self._round.program.rows
+                name = self._round.names.of(row) if cut < 0 else self._derived(self._cuts[cut])
+                self._made.append(inequality(self._on, self._made, name))
+                self._rows.append(name)
+                self._place[row] = len(self._rows) - 1
         return self._place[row]
-
-    def _written(self, row: int) -> int:
-        cut = row - self._round.program.rows
-        name = self._round.names.of(row) if cut < 0 else self._derived(self._cuts[cut])
-        self._made.append(inequality(self._on, self._made, name))
-        self._rows.append(name)
-        return len(self._rows) - 1
 
     def _derived(self, cut: Cutting) -> Row:
         return self._cover(cut) if isinstance(cut, CoverRow) else self._rounded(cut)
@@ -279,14 +253,23 @@ def wanted_ns(incumbent: Incumbent, bound_ns: int) -> float:
     return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
 
-def _finest(largest: float) -> Iterator[int]:
-    """Denominators with which no multiplier exceeds 2^53, ascending."""
-    most = 1 << max(0, 52 - math.frexp(largest)[1])
-    yield from sorted({min(denominator, most) for denominator in _DENOMINATORS})
+def _multiplied(round_: Round, leaf: FloatLeaf, multiply: Floats, total_ns: int) -> FloatLeaf:
+    """A leaf with multipliers in the place of its duals.
 
-
-def _name(round_: Round, row: int) -> Row:
-    return round_.names.of(row) if row < round_.program.rows else ("",)
+    One without points cheap enough becomes one with a bound: the row that says what is cheap stands for costs. What
+    shows that there is no point whatever it costs has no unit: only ratios count.
+    """
+    each, rows = multiply[leaf.rows], round_.program.rows
+    cheaper = [i for i, row in enumerate(leaf.rows) if row < rows and round_.names.of(row)[0] == CHEAPER]
+    weight = float(abs(leaf.duals[cheaper[0]]) * each[cheaper[0]]) if leaf.empty and cheaper else 0.0
+    if weight > 0:
+        bounding = np.abs(leaf.duals / weight) * each
+        bounding[cheaper] = 0.0
+        return replace(leaf, duals=bounding, empty=False)
+    weights = np.abs(leaf.duals) * each
+    if leaf.empty:
+        weights *= float(total_ns or 1) / max(float(weights.max(initial=0.0)), 1e-300)
+    return replace(leaf, duals=weights)
 
 
 def multipliers(round_: Round, scale: Scale, cuts: Sequence[Cutting] = ()) -> Floats:
@@ -331,20 +314,16 @@ def joined(first: StageProof, second: StageProof) -> StageProof | None:
     at = {row: r for r, row in reversed(list(enumerate(first.rows)))}
     place = [at.get(row, len(first.rows) + r) for r, row in enumerate(second.rows)]
     denominator = math.lcm(first.denominator, second.denominator)
-    ours = [*range(len(first.rows))]
-    nodes = [*_over(first, ours, denominator), *_over(second, place, denominator)]
+    nodes: list[Branch | Leaf] = []
+    for proof, places in ((first, range(len(first.rows))), (second, place)):
+        more = denominator // proof.denominator
+        for node in proof.nodes:
+            if isinstance(node, Leaf):
+                node = node._replace(duals=tuple((places[r], more * y) for r, y in node.duals))
+            nodes.append(node)
     if any(y > LARGEST_INTEGER for node in nodes if isinstance(node, Leaf) for _, y in node.duals):
         return None
     return pruned(replace(first, rows=first.rows + second.rows, denominator=denominator, nodes=tuple(nodes)))
-
-
-def _over(proof: StageProof, place: Sequence[int], denominator: int) -> Iterator[Branch | Leaf]:
-    """The nodes of a certificate with other places of rows and a denominator that is a multiple of its own."""
-    more = denominator // proof.denominator
-    for node in proof.nodes:
-        if isinstance(node, Leaf):
-            node = node._replace(duals=tuple((place[r], more * y) for r, y in node.duals))
-        yield node
 
 
 def length(proof: StageProof | Plan) -> int:
