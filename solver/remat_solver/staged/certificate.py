@@ -165,8 +165,8 @@ class Certifier:
 
     def begin(self, round_: Round) -> tuple[Relaxation, StageProof]:
         """The checker's relaxation for a round, and a certificate without rows and leaves."""
-        on = relaxation_of(self._graph, self._capacity, round_.cuts, round_.wide)
-        return on, StageProof(self._digest, round_.cuts, round_.wide, (), 1, ())
+        on = relaxation_of(self._graph, self._capacity, round_.columns.cuts, round_.spans)
+        return on, StageProof(self._digest, round_.columns.cuts, round_.spans, (), 1, ())
 
     def check(self, proof: StageProof) -> Certified | None:
         """What a certificate proves; None where rounding has spoilt it: finer multipliers may keep it."""

@@ -28,13 +28,11 @@ from ..program import Floats, Program
 from .certificate import LOSS, Certified, Certifier, wanted_ns
 from .refinement import Gains, Refinement
 from .relaxation import point, primal_heuristic
-from .rows import Round, violations, write
-from .scale import Scale, balance_of, balanced, row_factors
+from .rows import Round, worst_op, write
+from .scale import WHOLE, balance_of, balanced, row_factors
 from .shorten import Solve, shortening
 
 _SOURCE = "staged"
-_WHOLE = Scale(1, 1)
-"""Of trees: cutting planes are derived exactly from whole bytes and ns."""
 _WORTH = 0.1
 """The share of the gap that a tree which did not get to its end must close to be certified."""
 _WRITING_S, _WRITING_SHARE = 1.0, 0.1
@@ -195,10 +193,10 @@ class Proof:
             if self._second is not None:
                 self._second(engine)
                 self._second = None
-            over = violations(self.view, round_.columns, outcome.x)
+            worst = worst_op(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed():
                 return
-            cut = max(over).op if over else self._ahead(engine, bound, watch)
+            cut = self._ahead(engine, bound, watch) if worst is None else worst
             if cut is None:
                 return
             self._gains = self._gains or Gains(cut + 1, self.view.ops - 2)
@@ -244,7 +242,7 @@ class Proof:
             bound = total + max(0, math.ceil(outcome.bound - 0.25)) if np.isfinite(outcome.bound) else total
             if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
                 needed, shorter = wanted_ns(incumbent, bound), self._shorter(engine)
-                self._take(self._certifier.of_tree(round_, _WHOLE, tree, bound, needed, shorter), engine)
+                self._take(self._certifier.of_tree(round_, WHOLE, tree, bound, needed, shorter), engine)
         if incumbent.stopped():
             return False
         if outcome.x is None:
@@ -261,7 +259,8 @@ class Proof:
         """The tree that is to prove so many ns more than all ops once, and its program; its bound is in ns."""
         incumbent = self.incumbent
         extra = self._extra(wanted)
-        round_ = write(self.view, self.refinement.rows, _WHOLE, cutoff_ns=extra, stop=incumbent.stopped)
+        # cutting planes are derived exactly from whole bytes and ns
+        round_ = write(self.view, self.refinement.rows, WHOLE, cutoff_ns=extra, stop=incumbent.stopped)
         factor = balance_of(round_.program)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)

@@ -108,7 +108,7 @@ def relax(view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder
     for c in range(1, columns.stages):
         _reads(view, columns, (c, c), columns.runs[c], builder)
         _residence(view, columns, (c - 1, c - 1), columns.runs[c - 1], builder)
-        _memory_at_cut(view, columns, c, builder, scale)
+        memory_at_cut(view, columns, c, builder, scale)
     return columns
 
 
@@ -158,7 +158,7 @@ def _residence(view: ArrayView, columns: Columns, ends: Span, run: Ids, builder:
     builder.add_implied(later[values], run[view.maker[values]], hold[values], name=name)
 
 
-def _memory_at_cut(view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale) -> None:
+def memory_at_cut(view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale) -> None:
     """(d)"""
     left, values = left_at_cut(view, columns.cuts[c - 1], columns.holds[c])
     terms = [Term(0, columns.holds[c][values], scale.weights(view.size[values]))]

@@ -23,9 +23,8 @@ estimate for them.) The same inequality can be written as a row instead of a cut
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,16 +38,12 @@ _TOLERANCE = 1e-3
 """The fraction of the capacity by which a solution may exceed it."""
 
 
-class Violation(NamedTuple):
-    """By which fraction of the capacity the memory is exceeded while an op is first computed."""
+def worst_op(view: ArrayView, columns: Columns, x: Floats) -> int | None:
+    """The op inside a coarse stage whose first computation a solution, fractional or not, can afford least.
 
-    fraction: float
-    op: int
-
-
-def violations(view: ArrayView, columns: Columns, x: Floats) -> list[Violation]:
-    """The slots of first computations inside coarse stages that a solution, fractional or not, cannot afford."""
-    found: list[Violation] = []
+    None where it can afford all of them.
+    """
+    found: list[tuple[float, int]] = []
     made = view.maker + 1
     for c in range(1, columns.stages):
         first, end = int(columns.first[c]), int(columns.cuts[c])
@@ -67,8 +62,8 @@ def violations(view: ArrayView, columns: Columns, x: Floats) -> list[Violation]:
         inputs = np.bincount(op, np.where(op < last[value], due[value], held[value]), minlength=end)
         memory = np.cumsum(change)[first:end] - inputs[first:end] + view.need[first:end]
         excess = (memory - view.capacity) / max(view.capacity, 1)
-        found += [Violation(float(excess[i]), first + int(i)) for i in np.flatnonzero(excess > _TOLERANCE)]
-    return found
+        found += [(float(excess[i]), first + int(i)) for i in np.flatnonzero(excess > _TOLERANCE)]
+    return max(found)[1] if found else None
 
 
 _ALMOST = 0.1
@@ -102,26 +97,32 @@ def add_recomputations(
         if c == 0:
             continue
         throughout = _throughout(view, columns, c, builder)
-        for op in sorted(ops):
-            run = columns.runs[c][op]
-            if run < 0:
-                continue
-            beside = throughout.copy()
-            beside[view.inputs(op)] = ZERO
-            beside[view.value_start[op] : view.value_start[op + 1]] = ZERO
-            free = np.flatnonzero(beside >= 0)
-            room = view.capacity - int(view.size[beside == ONE].sum())
-            terms = [
-                Term(0, run, scale.weights(view.need[op : op + 1])),
-                Term(0, beside[free], scale.weights(view.size[free])),
-            ]
-            builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
+        add_reruns(view, columns, c, ops, throughout, builder, scale)
+
+
+def add_reruns(
+    view: ArrayView, columns: Columns, c: int, ops: Set[int], throughout: Ids, builder: Builder, scale: Scale
+) -> None:
+    """Write the rows (h) of some ops of a coarse stage, with the columns of T_{c,v}."""
+    for op in sorted(ops):
+        run = columns.runs[c][op]
+        if run < 0:
+            continue
+        beside = throughout.copy()
+        beside[view.inputs(op)] = ZERO
+        beside[view.value_start[op] : view.value_start[op + 1]] = ZERO
+        free = np.flatnonzero(beside >= 0)
+        room = view.capacity - int(view.size[beside == ONE].sum())
+        terms = [
+            Term(0, run, scale.weights(view.need[op : op + 1])),
+            Term(0, beside[free], scale.weights(view.size[free])),
+        ]
+        builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
 
 
 def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> Ids:
     """[m] the columns of T_{c,v}, where need be new ones."""
-    hold, run = _needed_to_end(view, columns, c), columns.runs[c][view.maker]
-    hold[view.value_start[columns.first[c]] :] = ZERO
+    hold, run = needed_to_end(view, columns, c), columns.runs[c][view.maker]
     column = hold.copy()  # the same where p(v) cannot run in c
     values = np.flatnonzero((hold != ZERO) & (run >= 0))
     column[values] = builder.variables(len(values), name=("through", c, values))
@@ -139,7 +140,7 @@ def violated_recomputations(view: ArrayView, columns: Columns, x: Floats) -> Rec
     found: Recomputations = {}
     for c in range(1, columns.stages):
         run = values_of(columns.runs[c], x)
-        resident = np.maximum(values_of(_needed_to_end(view, columns, c), x) - run[view.maker], 0.0)
+        resident = np.maximum(values_of(needed_to_end(view, columns, c), x) - run[view.maker], 0.0)
         resident[view.value_start[columns.first[c]] :] = 0.0
         held = resident * view.size
         beside = float(held.sum()) - np.bincount(view.maker, held, minlength=view.ops)
@@ -153,10 +154,11 @@ def violated_recomputations(view: ArrayView, columns: Columns, x: Floats) -> Rec
     return found
 
 
-def _needed_to_end(view: ArrayView, columns: Columns, c: int) -> Ids:
-    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 if τ_c reads it."""
+def needed_to_end(view: ArrayView, columns: Columns, c: int) -> Ids:
+    """[m] the column that says that a value made before c is needed until c ends: S_{c+1,v}, or 1 if τ_c reads it."""
     hold = held_at_end(view, columns, c).copy()
     hold[view.inputs(columns.cuts[c])] = ONE
+    hold[view.value_start[columns.first[c]] :] = ZERO
     return hold
 
 
@@ -204,25 +206,16 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A program, where its variables are, and what all is called."""
+    """A program, where its variables are, and what all is called.
+
+    `spans` are the first and the last of the coarse stages of each span that has several.
+    """
 
     program: Program
     columns: Columns
     names: Names
     column_names: Names
     spans: tuple[Span, ...]
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """The ops that end coarse stages."""
-        return self.columns.cuts
-
-    @property
-    def wide(self) -> tuple[tuple[int, int], ...]:
-        """The spans as the first and the last of the coarse stages that they consist of, where those are several."""
-        starts = {cut: c + 1 for c, cut in enumerate(self.cuts)}
-        spans = ((starts[begin], self.columns.stage_of(end)) for begin, end in self.spans)
-        return tuple(sorted({(a, b) for a, b in spans if a < b}))
 
 
 def write(
@@ -248,7 +241,9 @@ def write(
         _add_cover(columns, cover, builder)
     if cutoff_ns is not None:
         _add_cheaper(view, columns, cutoff_ns, builder)
-    spans = tuple(sorted(set(rows.spans))) if nested else ()
+    starts = {cut: c + 1 for c, cut in enumerate(columns.cuts)}
+    ends = {(starts[begin], columns.stage_of(end)) for begin, end in rows.spans if nested}
+    spans = tuple(sorted((first, last) for first, last in ends if first < last))
     return Round(builder.program(), columns, builder.names(), builder.column_names(), spans)
 
 

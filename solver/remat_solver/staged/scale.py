@@ -59,6 +59,10 @@ class Scale:
         return self.bound_ns(view, bound / balance_of(program), whole=False)
 
 
+WHOLE = Scale(1, 1)
+"""Whole ns and bytes."""
+
+
 def scale_of(view: ArrayView) -> Scale:
     """The finest units that keep sums within what the engines handle well."""
     # a coarse stage can charge each op once, and there are at most n of them: a generous cap on the objective

@@ -15,9 +15,9 @@ from ..backends.engine import Engine
 from ..deadline import Deadline, TimeUp, never
 from ..incumbent import Incumbent
 from ..program import Floats, Program
-from ..staged.certificate import Certified, Certifier, wanted_ns
+from ..staged.certificate import Certifier, wanted_ns
 from ..staged.rows import Recomputations, add_to
-from ..staged.scale import Scale, balance_of, balanced
+from ..staged.scale import WHOLE, balance_of, balanced
 from .relaxation import Columns, Written, ample_ns, relax, violations
 
 _CUTS = (1, 2, 3)
@@ -25,8 +25,6 @@ _ROUNDS = 4
 """Linear programs at most for one set of cuts: each adds the rows (h) that the one before broke."""
 _MOST_COLUMNS = 60_000
 SOURCE = "transfer-bound"
-_WHOLE = Scale(1, 1)
-"""Programs are in ns and bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +125,7 @@ def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
                 incumbent.raise_bound(bound, SOURCE)
             elif bound > incumbent.bound_ns:
                 wanted = wanted_ns(incumbent, bound)
-                _take(incumbent, certifier.of_linear(relaxed.written, _WHOLE, relaxed.row_dual, bound, wanted))
+                found = certifier.of_linear(relaxed.written, WHOLE, relaxed.row_dual, bound, wanted)
+                if found is not None and found.bound_ns is not None:
+                    incumbent.raise_bound(found.bound_ns, SOURCE, proof=found.proof)
             yield relaxed
-
-
-def _take(incumbent: Incumbent, found: Certified | None) -> None:
-    """Record what a certificate proves."""
-    if found is not None and found.bound_ns is not None:
-        incumbent.raise_bound(found.bound_ns, SOURCE, proof=found.proof)

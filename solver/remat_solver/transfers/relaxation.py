@@ -41,8 +41,9 @@ from ..array_view import ArrayView, Ids
 from ..deadline import never
 from ..program import Builder, Floats, Name, Term
 from ..staged import relaxation as staged
-from ..staged.relaxation import ONE, ZERO, left_at_cut, values_of
-from ..staged.rows import Round
+from ..staged.relaxation import ONE, ZERO, memory_at_cut, values_of
+from ..staged.rows import Round, add_reruns, needed_to_end
+from ..staged.scale import WHOLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +174,8 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
 
 def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Builder) -> None:
     """(d), on the device and on the host."""
-    hold, host = columns.holds[c], columns.hosts[c]
-    left, values = left_at_cut(view, columns.cuts[c - 1], hold)
-    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(left), name=("memory", c))
+    memory_at_cut(view, columns, c, builder, WHOLE)
+    host = columns.hosts[c]
     if link.host_bytes is not None:
         values = np.flatnonzero(host >= 0)
         terms = [Term(0, host[values], view.size[values])]
@@ -186,7 +186,7 @@ def _recomputations(view: ArrayView, columns: Columns, c: int, charged: set[int]
     """(h)"""
     if not charged:
         return
-    need = needed_at_end(view, columns, c)
+    need = needed_to_end(view, columns, c)
     values = np.flatnonzero((need != ZERO) & (columns.holds[c] != ONE))
     rows = np.arange(len(values))
     column = np.full(view.values, ZERO)
@@ -199,25 +199,8 @@ def _recomputations(view: ArrayView, columns: Columns, c: int, charged: set[int]
     ]
     upper = np.where(need[values] == ONE, -1.0, 0.0)
     builder.add_rows(len(values), terms, upper=upper, name=("through", c, values))
-    stays = (columns.holds[c] == ONE) & (view.maker < columns.first[c])
-    for op in sorted(charged):
-        if columns.runs[c][op] < 0:
-            continue
-        beside = np.ones(view.values, np.bool_)
-        beside[view.inputs(op)] = False
-        beside[view.value_start[op] : view.value_start[op + 1]] = False
-        others = np.flatnonzero(beside & (column >= 0))
-        terms = [Term(0, columns.runs[c][op], float(view.need[op])), Term(0, column[others], view.size[others])]
-        room = view.capacity - int(view.size[beside & stays].sum())
-        builder.add_rows(1, terms, upper=float(room), name=("rerun", c, op))
-
-
-def needed_at_end(view: ArrayView, columns: Columns, c: int) -> Ids:
-    """[m] of the values made before c: ONE where τ_c reads it, else the column of S_{c+1}, or ZERO."""
-    after = columns.holds[c + 1].copy() if c + 1 < columns.stages else np.full(view.values, ZERO)
-    after[view.inputs(columns.cuts[c])] = ONE
-    after[view.value_start[columns.first[c]] :] = ZERO
-    return after
+    column[(columns.holds[c] == ONE) & (view.maker < columns.first[c])] = ONE
+    add_reruns(view, columns, c, charged, column, builder, WHOLE)
 
 
 def _copies(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
@@ -255,7 +238,7 @@ def violations(view: ArrayView, columns: Columns, x: Floats) -> dict[int, set[in
     found: dict[int, set[int]] = {}
     for c in range(1, columns.stages):
         run, back = values_of(columns.runs[c], x), values_of(columns.back[c], x)
-        there = np.maximum(0.0, values_of(needed_at_end(view, columns, c), x) - run[view.maker] - back)
+        there = np.maximum(0.0, values_of(needed_to_end(view, columns, c), x) - run[view.maker] - back)
         there[(columns.holds[c] == ONE) & (view.maker < columns.first[c])] = 1.0
         total = float(there @ view.size)
         for op in np.flatnonzero(run > 1e-6).tolist():
