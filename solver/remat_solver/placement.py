@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -63,49 +63,49 @@ class Timetable:
 
     graph: Graph
     order: tuple[int, ...]
-    begin: list[int] = field(default_factory=list)
-    load: list[int] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
-    kept: list[tuple[int, ...]] = field(default_factory=list)
-    dying: list[list[int]] = field(default_factory=list)
+    begin: list[int]
+    load: list[int]
+    gaps: list[Gap]
+    kept: list[tuple[int, ...]]
+    dying: list[list[int]]
 
 
 def timetable(graph: Graph, sequence: Sequence[int]) -> Timetable:
     """What is resident when, as in `remat_ir.plan_of`: each use reads the latest instance of a value."""
     order = tuple(sequence)
-    table = Timetable(graph, order, [0, *accumulate(graph.op_cost_ns[op] for op in order)])
     made: dict[int, int] = {}
-    used: dict[tuple[int, int], list[int]] = {}
+    uses: dict[tuple[int, int], list[int]] = {}  # of each instance: a value and the position that makes it
     for position, op in enumerate(order):
         for value in graph.op_inputs[op]:
             if value in made:
-                used.setdefault((value, made[value]), []).append(position)
+                uses[value, made[value]].append(position)
         for value in graph.op_values[op]:
             made[value] = position
+            uses[value, position] = []
     keep = frozenset(graph.keep)
     change = [0] * (len(order) + 1)
-    table.dying = [[] for _ in order]
-    for (value, start), uses in sorted(used.items()):
-        end = len(order) - 1 if value in keep else uses[-1]
+    gaps: list[Gap] = []
+    kept: list[list[int]] = [[] for _ in order]
+    dying: list[list[int]] = [[] for _ in order]
+    for (value, start), read in sorted(uses.items()):
+        if value in keep:
+            end = len(order) - 1
+            kept[start].append(value)
+        elif read:
+            end = read[-1]
+            kept[start].append(value)
+            dying[end].append(value)
+            gaps += (Gap(value, start, a, b) for a, b in pairwise((start, *read)) if b > a + 1)
+        elif value in graph.op_always[order[start]]:
+            end = start  # nothing reads it: there while its op runs
+        else:
+            continue
         change[start] += graph.value_bytes[value]
         change[end + 1] -= graph.value_bytes[value]
-        if value not in keep:
-            table.dying[end].append(value)
-            events = [start, *uses]
-            table.gaps.extend(
-                Gap(value, start, before, after) for before, after in pairwise(events) if after > before + 1
-            )
-    held = 0
-    for position, op in enumerate(order):
-        table.kept.append(tuple(v for v in graph.op_values[op] if (v, position) in used or v in keep))
-        unread = [v for v in graph.op_values[op] if (v, position) not in used]
-        held += change[position]
-        # values that nothing reads: kept ones stay, others are there while their op runs
-        stay = sum(graph.value_bytes[v] for v in unread if v in keep)
-        brief = sum(graph.value_bytes[v] for v in unread if v not in keep and v in graph.op_always[op])
-        held += stay
-        table.load.append(graph.fixed_bytes + held + brief + graph.op_workspace_bytes[op])
-    return table
+    begin = [0, *accumulate(graph.op_cost_ns[op] for op in order)]
+    held = zip(order, accumulate(change[:-1]), strict=True)
+    load = [graph.fixed_bytes + resident + graph.op_workspace_bytes[op] for op, resident in held]
+    return Timetable(graph, order, begin, load, gaps, [tuple(values) for values in kept], dying)
 
 
 def saved(table: Timetable) -> list[Gap]:
@@ -147,8 +147,14 @@ def place(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Placed
     short = int(np.argmin(room))
     if room[short] < 0:
         raise InvalidPlan(f"op {table.order[short]} lacks {-int(room[short])} bytes", short)
-    starts = _copies_back(table, room, moved)
-    return _run(table, room, moved, starts)
+    run = _Run(table, moved, _copies_back(table, room, moved))
+    for position, (op, free) in enumerate(zip(table.order, room.tolist(), strict=True)):
+        run.arrive(position)
+        run.copy_out(position)
+        run.make_room(position, free)
+        run.copy_back(position)
+        run.compute(position, op)
+    return Placed(run.now, Plan(tuple(run.steps)))
 
 
 def _copies_back(table: Timetable, room: Ids, moved: Collection[Gap]) -> dict[Gap, int]:
@@ -170,20 +176,11 @@ def _copies_back(table: Timetable, room: Ids, moved: Collection[Gap]) -> dict[Ga
     return starts
 
 
-def _run(table: Timetable, room: Ids, moved: Collection[Gap], starts: dict[Gap, int]) -> Placed:
-    """Run through the sequence, copying out as the link is free and letting go where memory is needed."""
-    run = _Run(table, moved, starts)
-    for position, (op, free) in enumerate(zip(table.order, room.tolist(), strict=True)):
-        run.arrive(position)
-        run.copy_out(position)
-        run.make_room(position, free)
-        run.copy_back(position)
-        run.compute(position, op)
-    return Placed(run.now, Plan(tuple(run.steps)))
-
-
 class _Run:
-    """The steps so far, the time, and where the values of the moved gaps are."""
+    """A run through a sequence, which copies out as the link is free and lets go where memory is needed.
+
+    It has the steps so far, the time, and where the values of the moved gaps are.
+    """
 
     def __init__(self, table: Timetable, moved: Collection[Gap], starts: dict[Gap, int]) -> None:
         assert table.graph.link is not None
@@ -192,8 +189,10 @@ class _Run:
         self.begins: list[list[Gap]] = [[] for _ in range(positions)]  # gaps by the position before which they begin
         self.fresh: list[list[Gap]] = [[] for _ in range(positions)]  # by that before which their copy out can start
         self.backs: list[list[Gap]] = [[] for _ in range(positions)]  # by that before which their copy back starts
-        for gap, fresh in _made_from(moved).items():
-            self.fresh[fresh].append(gap)
+        free: dict[tuple[int, int], int] = {}  # of an instance: the position that made it, or read it after a gap
+        for gap in sorted(moved):
+            self.fresh[free.get((gap.value, gap.made), gap.made) + 1].append(gap)
+            free[gap.value, gap.made] = gap.next
             self.begins[gap.last + 1].append(gap)
             self.backs[starts[gap]].append(gap)
         self.steps: list[Step] = []
@@ -296,17 +295,6 @@ class _Run:
         self.steps.extend(Free(value) for value in dying)
         self.host -= sum(self.graph.value_bytes[value] for value in self.copied.intersection(dying))
         self.copied.difference_update(dying)
-
-
-def _made_from(moved: Collection[Gap]) -> dict[Gap, int]:
-    """The position before which each copy out can start: after the value was made, or after it came back before."""
-    found: dict[Gap, int] = {}
-    before: Gap | None = None
-    for gap in sorted(moved, key=lambda gap: (gap.value, gap.made, gap.last)):
-        same = before is not None and (before.value, before.made) == (gap.value, gap.made)
-        found[gap] = (before.next if same and before is not None else gap.made) + 1
-        before = gap
-    return found
 
 
 def chosen_gaps(

@@ -111,12 +111,9 @@ def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
     view = view_of(incumbent.problem)
     certifier = Certifier(incumbent.problem) if incumbent.certifies else None
     with Engine("highs") as engine:
-        seen: set[tuple[int, ...]] = set()
-        for count in _CUTS:
-            cuts = cuts_of(view, count)
-            if cuts in seen or deadline.passed() or incumbent.stopped():
+        for cuts in dict.fromkeys(cuts_of(view, count) for count in _CUTS):
+            if deadline.passed() or incumbent.stopped():
                 continue
-            seen.add(cuts)
             relaxed = solved(engine, view, cuts, deadline, stopped=incumbent.stopped)
             if relaxed is None:
                 break
