@@ -100,7 +100,17 @@ class ArrayView:
     @cached_property
     def uses(self) -> Uses:
         """The edges of values that are not kept, value by value."""
-        return _uses(self)
+        chosen = ~self.kept[self.edge_value]
+        value, op = self.edge_value[chosen], self.edge_op[chosen]
+        order = np.lexsort((op, value))
+        value, op = value[order], op[order]
+        every = np.arange(len(value))
+        following, first, last = (np.full(size, -1, dtype=np.int64) for size in (len(value), self.values, self.values))
+        same = np.flatnonzero(value[1:] == value[:-1])
+        following[same] = same + 1
+        first[value[::-1]] = every[::-1]
+        last[value] = every
+        return Uses(value, op, following, first, last)
 
     @cached_property
     def tight_from(self) -> int:
@@ -196,20 +206,6 @@ def _reach(graph: Graph, last_stage: Ids, kept: Flags) -> tuple[Ids, Ids]:
     return np.array(value_reach, dtype=np.int64), np.array(op_reach, dtype=np.int64)
 
 
-def _uses(view: ArrayView) -> Uses:
-    chosen = ~view.kept[view.edge_value]
-    value, op = view.edge_value[chosen], view.edge_op[chosen]
-    order = np.lexsort((op, value))
-    value, op = value[order], op[order]
-    every = np.arange(len(value))
-    following, first, last = (np.full(count, -1, dtype=np.int64) for count in (len(value), view.values, view.values))
-    same = np.flatnonzero(value[1:] == value[:-1])
-    following[same] = same + 1
-    first[value[::-1]] = every[::-1]
-    last[value] = every
-    return Uses(value, op, following, first, last)
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A sequence of p computations, every use reading the latest instance of a value, freed after its last use.
@@ -262,11 +258,6 @@ def trace(view: ArrayView, sequence: Sequence[int]) -> Trace:
     np.add.at(change, np.minimum(end[charged], len(order)) + 1, -view.size[values[charged]])
     ops = np.array(order, dtype=np.int64)
     memory = np.cumsum(change)[: len(order)] + view.workspace[ops]
-    return Trace(ops, stages_of(ops), memory, values, born, end)
-
-
-def stages_of(order: Ids) -> Ids:
-    """[p] the op whose first computation ends each computation's stage; n after the last one."""
-    reached = np.maximum.accumulate(order)
+    reached = np.maximum.accumulate(ops)
     before = np.concatenate(([-1], reached[:-1]))
-    return np.where(order > before, order, before + 1)
+    return Trace(ops, np.where(ops > before, ops, before + 1), memory, values, born, end)

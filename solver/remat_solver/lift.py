@@ -89,9 +89,8 @@ class LiftedIncumbent(Incumbent):
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a bound here and, with the restriction that it needs there, on the subject."""
         super().raise_bound(bound_ns, source, within, proof)
-        if self._plans_only:
-            return
-        self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
+        if not self._plans_only:
+            self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
 
     def rewritten(self, old: Proof, bound_ns: int, proof: Proof) -> None:
         """Take a shorter certificate here, and on the subject where it is the subject's."""
@@ -133,16 +132,14 @@ class LiftedIncumbent(Incumbent):
     def nothing_within(self, restriction: tuple[str, ...], reason: str, proof: Proof | None = None) -> None:
         """Record that a restricted space holds no plan; its certificate is of the lift alone."""
         super().nothing_within(restriction, reason, proof)
-        if self._plans_only:
-            return
-        self.outer.nothing_within((*restriction, *self.within), reason)
+        if not self._plans_only:
+            self.outer.nothing_within((*restriction, *self.within), reason)
 
     def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:
         """Record that a method has run to its end without a plan."""
         super().ends_without_plan(reason, searched)
-        if self._plans_only:
-            return
-        self.outer.ends_without_plan(reason, (*searched, *self.within))
+        if not self._plans_only:
+            self.outer.ends_without_plan(reason, (*searched, *self.within))
 
     def needs_at_least(self, budget_bytes: int | None, proof: Proof | None = None) -> None:
         """Record a proved least budget, which a link to the host may lower."""
