@@ -91,10 +91,10 @@ def test_what_is_placed_on_a_chain_is_a_plan_of_the_chain(data: st.DataObject) -
     plain = lowered_plan(chain, order)
     peaks = [moment.peak_bytes for moment in replay_chain(chain, plain) if moment.op is not None]
     assert table.load[-len(peaks) :] == peaks
-    assert search.planned(table, place(table, ROOMY, []))[1] == plain
+    assert search.planned(place(table, ROOMY, []))[1] == plain
     gaps = [gap for gap in table.gaps if search.may_move(gap, search.movable)]
     placed = place(table, ROOMY, data.draw(st.lists(st.sampled_from(gaps), unique=True)) if gaps else [])
-    cost_ns, plan = search.planned(table, placed)
+    cost_ns, plan = search.planned(placed)
     verdict = verify(problem, plan)
     assert verdict.cost_ns == cost_ns >= placed.cost_ns
     assert verdict.peak_bytes == verify(Problem(table.graph, ROOMY), placed.plan).peak_bytes

@@ -53,21 +53,12 @@ def save_on_cpu(incumbent: Incumbent) -> None:
 
 def layer_fractions(incumbent: Incumbent) -> None:
     """Offer the plan of the program over layers and the greedy inside them, at the largest budget for it that fits."""
-    if not incumbent.problem.graph.backward_from:
+    graph, budget = incumbent.problem.graph, incumbent.problem.budget_bytes
+    if not graph.backward_from:
         reason = "layer-fractions does not apply: the graph marks no backward pass after a forward one."
         incumbent.ends_without_plan(reason)
         return
-    plan = _fractions_plan(incumbent, incumbent.problem.graph.backward_from)
-    if plan is None:
-        incumbent.ends_without_plan("layer-fractions has no plan within the budget.")
-    else:
-        incumbent.offer_or_say(plan, "layer-fractions")
-
-
-def _fractions_plan(incumbent: Incumbent, forward: int) -> Plan | None:
-    """That plan, as yet unverified; None where there is none."""
-    graph, budget = incumbent.problem.graph, incumbent.problem.budget_bytes
-    layers = Layers.of(graph, forward)
+    layers = Layers.of(graph, graph.backward_from)
     for share in _EFFECTIVE:
         fractions = layers.fractions(graph.fixed_bytes + int(share * (budget - graph.fixed_bytes)))
         if fractions is None or incumbent.stopped():
@@ -77,15 +68,15 @@ def _fractions_plan(incumbent: Incumbent, forward: int) -> Plan | None:
         table = timetable(graph, _sequence(graph, layers.forward, held))
         moved = [gap for gap in saved(table) if decided.get(gap.value) == "moved"]
         with contextlib.suppress(InvalidPlan):
-            return place(table, budget, moved).plan
-    return None
+            incumbent.offer_or_say(place(table, budget, moved).plan, "layer-fractions")
+            return
+    incumbent.ends_without_plan("layer-fractions has no plan within the budget.")
 
 
 def _sequence(graph: Graph, forward: int, held: set[int]) -> list[int]:
     """Every op once, and before each backward op what makes the forward values again that are not held."""
-    there = held | {value for value in range(graph.values) if graph.value_op[value] >= forward}
     pinned = pinned_ops(graph)
-    there |= {value for value in range(graph.values) if graph.value_op[value] in pinned}
+    there = held | {value for value, op in enumerate(graph.value_op) if op >= forward or op in pinned}
     order = list(range(forward))
     for op in range(forward, graph.ops):
         row = row_of(graph, op, there)

@@ -77,7 +77,7 @@ class ChainTransferSearch(TransferSearch):
         """Whether a gap may be spent on the host: also of an input that may leave, which no set has."""
         return self._stored[gap.value] == INPUT or super().may_move(gap, allowed)
 
-    def planned(self, table: Timetable, found: Placed) -> tuple[int, AnyPlan]:
+    def planned(self, found: Placed) -> tuple[int, AnyPlan]:
         """The chain plan and its makespan."""
         plan = moved_plan(self._stored, found.plan)
         return verify(self.incumbent.problem, plan).cost_ns, plan
@@ -88,7 +88,7 @@ def offload_all(incumbent: Incumbent) -> None:
     search = search_of(incumbent)
     table = search.table(range(search.graph.ops))
     try:
-        _, plan = search.planned(table, place(table, incumbent.problem.budget_bytes, saved(table)))
+        _, plan = search.planned(place(table, incumbent.problem.budget_bytes, saved(table)))
     except InvalidPlan as error:
         incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
         return

@@ -126,7 +126,7 @@ class TransferSearch:
         """Whether a gap may be spent on the host where some values may move."""
         return any(value in allowed for value in self.values_of(gap))
 
-    def planned(self, table: Timetable, found: Placed) -> tuple[int, AnyPlan]:
+    def planned(self, found: Placed) -> tuple[int, AnyPlan]:
         """The plan of the incumbent's problem that a placement stands for, and its makespan."""
         return found
 
@@ -150,7 +150,7 @@ class TransferSearch:
         best_ns = None if self.best is None else self.best.cost_ns
         if prune and (best_ns is None or found.cost_ns < 1.02 * best_ns):
             found, gaps = pruned(self.problem, table, gaps, found, self.stop)
-        cost_ns, plan = self.planned(table, found)
+        cost_ns, plan = self.planned(found)
         used = frozenset(value for gap in gaps for value in self.values_of(gap))
         taken = Found(cost_ns, tuple(order), moved, used, reserve)
         if best_ns is None or cost_ns < best_ns:
