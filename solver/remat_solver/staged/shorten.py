@@ -27,7 +27,7 @@ from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
 from ..array_view import Ids
-from ..deadline import Deadline, TimeUp, never
+from ..deadline import Deadline, TimeUp
 from ..program import INFINITY, Builder, Floats, Program, Term
 
 Solve: TypeAlias = Callable[[Program], Floats | None]
@@ -79,13 +79,7 @@ class Shorter:
     """The rows of a certificate as arrays, and the search for leaves over them."""
 
     def __init__(
-        self,
-        on: Relaxation,
-        proof: StageProof,
-        solve: Solve,
-        need: float,
-        total: float,
-        stop: Callable[[], bool] = never,
+        self, on: Relaxation, proof: StageProof, solve: Solve, need: float, total: float, stop: Callable[[], bool]
     ) -> None:
         self._proof, self._solve, self._need, self._total, self._stop = proof, solve, need, total, stop
         self._made: list[Inequality] = []
@@ -203,13 +197,13 @@ class Shorter:
         nodes: list[Branch | Leaf] = []
         each = iter(found)
         for node in self._proof.nodes:
-            y = next(each) if isinstance(node, Leaf) else None
-            if isinstance(node, Leaf) and y is not None:
-                pairs = ((int(r), round(float(y[r]) * denominator)) for r in np.flatnonzero(y))
-                node = node._replace(duals=tuple((r, multiplier) for r, multiplier in pairs if multiplier > 0))
-            elif isinstance(node, Leaf) and denominator != self._proof.denominator:
-                pairs = ((r, multiplier * denominator // self._proof.denominator) for r, multiplier in node.duals)
-                node = node._replace(duals=tuple((r, multiplier) for r, multiplier in pairs if multiplier > 0))
+            if isinstance(node, Leaf):
+                y = next(each)
+                if y is not None:
+                    duals = [(int(r), round(float(y[r]) * denominator)) for r in np.flatnonzero(y)]
+                else:
+                    duals = [(r, whole * denominator // self._proof.denominator) for r, whole in node.duals]
+                node = node._replace(duals=tuple((r, multiplier) for r, multiplier in duals if multiplier > 0))
             nodes.append(node)
         return replace(self._proof, denominator=denominator, nodes=tuple(nodes))
 

@@ -135,14 +135,12 @@ class TagProgram:
             elif later:
                 i = self.free[maker]
                 there = self._column(i, stage if maker < runs or again == ZERO else before)
-                if there == self._again[i]:
-                    fixed += size
-                    continue
                 fixed += size
-                terms.append((int(self._again[i]), -size))
-                terms += [(there, size)] if there != ZERO else []
+                if there != self._again[i]:
+                    terms.append((int(self._again[i]), -size))
+                    terms += [(there, size)] if there != ZERO else []
             elif again == ZERO and maker < self.boundary:
-                terms += [(column, size) for column in self._held_for(value, stage)]
+                terms.append((self._held_for(value, stage), size))
         room = self.budget - fixed
         weight = self.byte_unit
         # rounded so that no set of tags that fits is lost: what adds memory down, what takes some away up
@@ -155,25 +153,25 @@ class TagProgram:
         i = self.free[again]
         big = float(values[values > 0].sum()) - min(0.0, most)
         ran = [(self._column(i, stage), big), (self._column(i, stage - 1), -big)]
-        parts = [Term(0, column, value) for column, value in ran if column != ZERO]
+        parts = [Term(0, column, value) for column, value in ran]
         self._builder.add_rows(1, [Term(0, columns, values), *parts], upper=most + big)
 
     def _column(self, i: int, stage: int) -> int:
         return ZERO if stage < 0 else int(self._done[i, stage])
 
-    def _held_for(self, value: int, stage: int) -> list[int]:
-        """A column that is 1 where a value is there only for ops that are still to be computed again."""
+    def _held_for(self, value: int, stage: int) -> int:
+        """A column that is 1 where a value is there only for ops that are still to be computed again, or `ZERO`."""
         readers = [self.free[q] for q in self.readers[value] if self._done[self.free[q], -1] != ZERO]
         if not readers:
-            return []
+            return ZERO
         maker = self.free.get(self.graph.value_op[value])
         held = int(self._builder.variables(1, integer=False)[0])
         for q in readers:
             to_come = [(int(self._done[q, -1]), 1.0), (self._column(q, stage), -1.0), (held, -1.0)]
             if maker is not None:
                 to_come += [(int(self._again[maker]), -1.0), (self._column(maker, stage), 1.0)]
-            self._builder.add_rows(1, [Term(0, c, x) for c, x in to_come if c != ZERO], upper=0.0)
-        return [held]
+            self._builder.add_rows(1, [Term(0, column, value) for column, value in to_come], upper=0.0)
+        return held
 
     def tags(self, x: Floats) -> frozenset[int]:
         """The ops that a solution computes again."""
