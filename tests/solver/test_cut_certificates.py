@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -24,12 +23,6 @@ from remat_solver.staged.rows import Round, Rows, write
 from remat_solver.staged.scale import Scale, balance_of, balanced, row_factors
 
 EXACT = Scale(1, 1)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine("highs") as started:
-        yield started
 
 
 def grown(engine: Engine, problem: Problem, cuts: set[int], extra: int) -> tuple[Round, Outcome]:

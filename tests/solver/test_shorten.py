@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Iterator
 from fractions import Fraction
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,12 +23,6 @@ from remat_solver.staged.shorten import shortened
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import every_row, proof_of, random_covers, relaxation, relaxed
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine("highs") as engine:
-        yield engine
 
 
 def less(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,13 +38,6 @@ from solver.brute import FIXED_ORDER, optimum
 from solver.little import little_graph, little_problems, problems
 
 GRAPHS = Path(__file__).resolve().parent.parent / "graphs"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """One that serves many small proofs, since starting one takes longer than they do."""
-    with Engine("highs") as held:
-        yield held
 
 
 def prove(problem: Problem, engine: Engine, *, certify: bool = True) -> tuple[Answer, list[Progress]]:

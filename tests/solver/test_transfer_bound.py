@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +37,6 @@ def linked(draw: st.DrawFn, most_ops: int = 4) -> Problem:
     )
     graph = graph.with_link(link)
     return Problem(graph, working_set(graph).least_bytes + draw(st.integers(0, 6)))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """One for all examples."""
-    with Engine("highs") as one:
-        yield one
 
 
 @SETTINGS
