@@ -64,21 +64,16 @@ class Gains:
                 try_(cut - 1)
                 try_(cut + 1)
         else:
-            self._renew(cuts, fresh, try_, over)
+            # the greatest known gains are renewed until the greatest is one of those
+            while len(fresh) < _RENEWED and not over():
+                left = {op: gain for op, gain in self._known.items() if op not in cuts}
+                greatest = max(left, key=lambda op: left[op], default=None)
+                if greatest is None or greatest in fresh:
+                    break
+                try_(greatest)
         for op in sorted(fresh, key=lambda op: -fresh[op])[:_AROUND]:
             self._closer(op, fresh, try_)
         return max((Gain(gain, op) for op, gain in fresh.items()), default=None)
-
-    def _renew(
-        self, cuts: Collection[int], fresh: dict[int, float], try_: Callable[[int], None], over: Callable[[], bool]
-    ) -> None:
-        """Try the greatest known gains again until the greatest is one of those."""
-        while len(fresh) < _RENEWED and not over():
-            left = {op: gain for op, gain in self._known.items() if op not in cuts}
-            greatest = max(left, key=lambda op: left[op], default=None)
-            if greatest is None or greatest in fresh:
-                return
-            try_(greatest)
 
     def _closer(self, op: int, fresh: dict[int, float], try_: Callable[[int], None]) -> None:
         """Try what lies on both sides of an op, ever closer to the best."""

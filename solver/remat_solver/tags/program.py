@@ -84,9 +84,8 @@ class TagProgram:
             done[i, direct[i] :] = again[i]
         for op, i in self.free.items():
             columns = done[i, earliest[i] : direct[i] + 1]
-            if len(columns) > 1:
-                rows = np.arange(len(columns) - 1)
-                builder.add_rows(len(rows), [Term(rows, columns[:-1]), Term(rows, columns[1:], -1)], upper=0.0)
+            rows = np.arange(len(columns) - 1)
+            builder.add_rows(len(rows), [Term(rows, columns[:-1]), Term(rows, columns[1:], -1)], upper=0.0)
             if direct[i] >= len(ends) and done[i, -1] != ZERO:
                 builder.add_rows(1, [Term(0, done[i, -1]), Term(0, again[i], -1)], upper=0.0)
             for q in chains[op]:
