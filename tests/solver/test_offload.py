@@ -83,7 +83,6 @@ def test_the_bound_is_worth_something() -> None:
     problem = Problem(chain, budget_at(chain, 0.4))
     answer = solve(problem, method="pofo", max_gap=0, options={"slots": 50})
     assert answer.restricted_to == ()
-    assert answer.bound_ns is not None
     assert chain.total_cost_ns * 1.005 < answer.bound_ns
 
 
@@ -152,7 +151,6 @@ def test_save_on_cpu_waits_for_everything() -> None:
     moved = sum(chain.link.to_host_ns(size) for size in chain.tape_bytes[:-1])
     assert answer.cost_ns == chain.total_cost_ns + 2 * moved
     overlapped = solve(Problem(chain, plain_peak(chain)), method="offload-all", max_gap=0)
-    assert overlapped.cost_ns is not None
     assert overlapped.cost_ns < answer.cost_ns
 
 
@@ -210,7 +208,5 @@ def test_auto_takes_the_link_into_account() -> None:
         cancelled=lambda: any(cost is not None and cost <= moved.cost_ns for cost, _ in seen),
     )
     assert seen[0][1] == "rotor"
-    assert auto.cost_ns is not None
     assert auto.cost_ns <= moved.cost_ns
-    assert auto.bound_ns is not None
     assert auto.bound_ns <= auto.cost_ns

@@ -46,12 +46,10 @@ def test_a_shorter_certificate_proves_what_is_asked_for(
     except InvalidProof:
         assume(False)
     assume(bound is not None)
-    assert bound is not None
     total = problem.graph.total_cost_ns
     wanted = total + int(share * (bound - total))
     shorter = less(engine, problem, on, proof, wanted, None)
     proved = prove(problem, shorter).bound_ns
-    assert proved is not None
     assert proved >= wanted
     least = optimum(problem).cost_ns
     assert least is None or proved <= least
@@ -74,7 +72,6 @@ def test_trees_whose_leaves_prove_a_little_more_than_they_must_become_shorter(en
             wanted = bound - (bound - graph.total_cost_ns) // 10
             shorter = less(engine, problem, on, proof, wanted, None)
             proved = prove(problem, shorter).bound_ns
-            assert proved is not None
             assert proved >= wanted
             before, after = before + length(proof), after + length(shorter)
     assert 0 < 10 * after < 9 * before

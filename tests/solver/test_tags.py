@@ -58,7 +58,6 @@ def _verdict(graph: Graph, again: tuple[int, ...]) -> tuple[int, int] | None:
 def test_an_evaluation_is_what_the_verifier_replays(seed: int, ops: int, rich: bool) -> None:
     graph = little_graph(seed, ops, rich=rich)
     assume(graph.backward_from is not None)
-    assert graph.backward_from is not None
     search = TagSearch(graph, plain_peak(graph))
     for again in _subsets(range(graph.backward_from)):
         assert search.evaluate(again) == _verdict(graph, again), again
@@ -69,7 +68,6 @@ def test_an_evaluation_is_what_the_verifier_replays(seed: int, ops: int, rich: b
 def test_tags_are_read_off_a_plan_again(seed: int, ops: int, rich: bool) -> None:
     graph = little_graph(seed, ops, rich=rich)
     assume(graph.backward_from is not None)
-    assert graph.backward_from is not None
     for again in _subsets(range(graph.backward_from)):
         if _verdict(graph, again) is None:
             continue
@@ -100,7 +98,6 @@ def test_tags_are_of_forward_ops() -> None:
 def test_the_optimum_of_few_ops_is_brute_force(problem: Problem) -> None:
     graph = problem.graph
     assume(graph.backward_from is not None)
-    assert graph.backward_from is not None
     found = [v for again in _subsets(range(graph.backward_from)) if (v := _verdict(graph, again)) is not None]
     costs = [cost for cost, peak in found if peak <= problem.budget_bytes]
     answer = solve(problem, method="tags", time_limit_s=10, max_gap=0.0)
@@ -192,7 +189,6 @@ def test_the_confined_graph_has_every_plan_by_tags(seed: int, ops: int, rich: bo
     """The same ops after the new one, at the same cost and peak."""
     graph = little_graph(seed, ops, rich=rich)
     assume(graph.backward_from is not None)
-    assert graph.backward_from is not None
     inside = confined(graph)
     for again in _subsets(range(graph.backward_from)):
         verdict = _verdict(graph, again)
@@ -241,12 +237,10 @@ def test_the_checker_confirms_a_bound_of_the_space_from_the_certificate_alone() 
         verdict = verify_answer(problem, Answer.from_json(json.loads(json.dumps(answer.to_json()))))
         assert verdict.restricted_ns == answer.bound_ns
         assert verdict.bound_ns == problem.graph.total_cost_ns
-        assert verdict.restricted_ns is not None
         assert verdict.restricted_ns <= least
         assert certified(problem, answer, verdict).claimed_by is None
         reached += verdict.restricted_ns == least
         checked += 1
-        assert answer.proof is not None
         with pytest.raises(InvalidProof, match="another problem"):
             prove(problem, answer.proof)
         with pytest.raises(InvalidProof):
@@ -274,7 +268,6 @@ def test_no_mutant_of_a_certificate_of_the_space_proves_too_much() -> None:
             except InvalidProof:
                 continue
             accepted += 1
-            assert bound is not None
             assert bound <= least
         previous = answer.proof
     assert accepted > 20
@@ -288,5 +281,4 @@ def test_an_answer_by_tags_brings_the_certificate_of_its_space() -> None:
     assert answer.restricted_to == (TAGS,)
     assert answer.proof is not None
     verdict = verify_answer(problem, answer)
-    assert verdict.restricted_ns is not None
     assert problem.graph.total_cost_ns < verdict.restricted_ns <= (answer.cost_ns or 0)

@@ -48,11 +48,9 @@ def test_the_bound_is_below_every_plan(problem: Problem, data: st.DataObject, en
     cuts = (*sorted(data.draw(st.sets(st.integers(0, view.ops - 2), max_size=3))), view.ops - 1)
     relaxed = solved(engine, view, cuts, Deadline(60))
     every = {c: set(range(view.ops)) for c in range(len(cuts))}
-    assert problem.graph.link is not None
     whole = engine.run(relax(view, problem.graph.link, cuts, every).program)
     if best is None:
         return
-    assert relaxed is not None
     assert relaxed.bound_ns <= best
     assert whole.status == "optimal"
     assert view.cost.sum() + whole.bound <= best + 1e-6
@@ -75,7 +73,6 @@ MUST_MOVE = Problem(
 def test_it_sees_what_a_link_can_carry(engine: Engine) -> None:
     assert least_makespan(MUST_MOVE)[0] == 25
     relaxed = solved(engine, view_of(MUST_MOVE), (1, 2, 3, 4), Deadline(60))
-    assert relaxed is not None
     # as far as the rows can tell, the copy that runs at a cut may be another one
     assert 15 <= relaxed.bound_ns <= 25
 
@@ -84,7 +81,6 @@ def test_it_sees_what_a_link_can_carry(engine: Engine) -> None:
 def test_rows_that_ask_for_too_much_are_caught(row: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutants of the relaxation are above the least makespan, or find no plan where there is one."""
     view, link = view_of(MUST_MOVE), MUST_MOVE.graph.link
-    assert link is not None
     if row == "times":
         monkeypatch.setattr(relaxation, "copy_times", lambda view, link: tuple(3 * t for t in copy_times(view, link)))
     elif row == "room":
