@@ -23,7 +23,7 @@ estimate for them.) The same inequality can be written as a row instead of a cut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -96,7 +96,9 @@ def add_recomputations(
     for c, ops in sorted(charged.items()):
         if c == 0:
             continue
-        throughout = _throughout(view, columns, c, builder)
+        throughout, run = needed_to_end(view, columns, c), columns.runs[c][view.maker]
+        values = np.flatnonzero((throughout != ZERO) & (run >= 0))  # the same where p(v) cannot run in c
+        throughout[values] = through(c, values, throughout[values], (run[values],), builder)
         add_reruns(view, columns, c, ops, throughout, builder, scale)
 
 
@@ -120,15 +122,12 @@ def add_reruns(
         builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
 
 
-def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> Ids:
-    """[m] the columns of T_{c,v}, where need be new ones."""
-    hold, run = needed_to_end(view, columns, c), columns.runs[c][view.maker]
-    column = hold.copy()  # the same where p(v) cannot run in c
-    values = np.flatnonzero((hold != ZERO) & (run >= 0))
-    column[values] = builder.variables(len(values), name=("through", c, values))
-    held, rows = hold[values], np.arange(len(values))
-    terms = [Term(rows, held), Term(rows, run[values], -1.0), Term(rows, column[values], -1.0)]
-    builder.add_rows(len(values), terms, upper=np.where(held == ONE, -1.0, 0.0), name=("through", c, values))
+def through(c: int, values: Ids, hold: Ids, brought: Iterable[Ids], builder: Builder, *, integer: bool = True) -> Ids:
+    """The columns of T_{c,v} of some values, new ones: at least `hold`, until c ends, less what brings a value in c."""
+    column = builder.variables(len(values), integer=integer, name=("through", c, values))
+    rows = np.arange(len(values))
+    terms = [Term(rows, hold), *(Term(rows, other, -1.0) for other in (*brought, column))]
+    builder.add_rows(len(values), terms, upper=np.where(hold == ONE, -1.0, 0.0), name=("through", c, values))
     return column
 
 

@@ -42,7 +42,7 @@ from ..deadline import never
 from ..program import Builder, Floats, Name, Term
 from ..staged import relaxation as staged
 from ..staged.relaxation import ONE, ZERO, memory_at_cut, values_of
-from ..staged.rows import Round, add_reruns, needed_to_end
+from ..staged.rows import Round, add_reruns, needed_to_end, through
 from ..staged.scale import WHOLE
 
 
@@ -188,17 +188,9 @@ def _recomputations(view: ArrayView, columns: Columns, c: int, charged: set[int]
         return
     need = needed_to_end(view, columns, c)
     values = np.flatnonzero((need != ZERO) & (columns.holds[c] != ONE))
-    rows = np.arange(len(values))
+    brought = columns.runs[c][view.maker[values]], columns.back[c][values]
     column = np.full(view.values, ZERO)
-    column[values] = builder.variables(len(values), integer=False, name=("through", c, values))
-    terms = [
-        Term(rows, need[values]),
-        Term(rows, columns.runs[c][view.maker[values]], -1.0),
-        Term(rows, columns.back[c][values], -1.0),
-        Term(rows, column[values], -1.0),
-    ]
-    upper = np.where(need[values] == ONE, -1.0, 0.0)
-    builder.add_rows(len(values), terms, upper=upper, name=("through", c, values))
+    column[values] = through(c, values, need[values], brought, builder, integer=False)
     column[(columns.holds[c] == ONE) & (view.maker < columns.first[c])] = ONE
     add_reruns(view, columns, c, charged, column, builder, WHOLE)
 
