@@ -173,7 +173,7 @@ class Proof:
         share = _LP_SHARE if self.view.ops < _LARGE else _LP_SHARE_OF_LARGE
         watch = None
         for _ in range(_LP_ROUNDS):
-            round_ = self._write(whole=False)
+            round_ = write(self.view, self.refinement.rows, self.refinement.scale, stop=self.incumbent.stopped)
             # on a busy machine the engine may still be starting: its first program is waited for
             until = watch or self.incumbent.deadline
             outcome = engine.lp(balanced(round_.program), deadline=until, stopped=self.incumbent.stopped)
@@ -302,7 +302,8 @@ class Proof:
 
     def _round(self, engine: Engine, watch: Deadline, turn: float | None = None) -> bool | None:
         """One integer program and what follows; False when nothing is left to do, None when its turn is over."""
-        round_ = self._write(whole=True)
+        rows, scale, nested = self.refinement.rows, self.refinement.scale, self.view.ops <= _NESTED
+        round_ = write(self.view, rows, scale, nested=nested, stop=self.incumbent.stopped)
         outcome = self._solve(engine, round_, watch, turn)
         if outcome.status == "infeasible":
             # within the engine's tolerances only: a tree is to prove it
@@ -337,13 +338,12 @@ class Proof:
             return False
         return total + outcome.objective * self.refinement.scale.cost_ns < (1 - self.incumbent.max_gap) * cost
 
-    def _write(self, *, whole: bool) -> Round:
-        """The program of a round, a linear or an integer one."""
-        nested = not whole or self.view.ops <= _NESTED
-        return write(self.view, self.refinement.rows, self.refinement.scale, nested=nested, stop=self.incumbent.stopped)
-
     def _solve(self, engine: Engine, round_: Round, watch: Deadline, turn: float | None) -> Outcome:
         program, factor = balanced(round_.program), balance_of(round_.program)
+        start, plan = None, self.incumbent.plan
+        if isinstance(plan, Plan):
+            start = np.full(program.columns, np.nan)
+            start[: round_.columns.count] = point(self.view, round_.columns, trace(self.view, plan.computes))
 
         def improved(news: Improvement) -> None:
             self._bound(news.bound / factor)
@@ -353,7 +353,7 @@ class Proof:
         outcome = engine.run(
             program,
             deadline=watch,
-            start=self._start(round_),
+            start=start,
             on_improvement=improved,
             stopped=self._enough,
             absolute_gap=factor * self._tolerated_units(),
@@ -373,14 +373,6 @@ class Proof:
         if self._far and cost is not None:
             least = max(least, _FAR * (cost - bound))
         return least / self.refinement.scale.cost_ns
-
-    def _start(self, round_: Round) -> Floats | None:
-        plan = self.incumbent.plan
-        if not isinstance(plan, Plan):
-            return None
-        start = np.full(round_.program.columns, np.nan)
-        start[: round_.columns.count] = point(self.view, round_.columns, trace(self.view, plan.computes))
-        return start
 
     def _note_memory(self, outcome: Outcome) -> None:
         """Where an engine ran out of memory, say so: what it had proved holds, and plans are sought without it."""

@@ -97,7 +97,8 @@ def add_recomputations(
         if c == 0:
             continue
         throughout, run = needed_to_end(view, columns, c), columns.runs[c][view.maker]
-        values = np.flatnonzero((throughout != ZERO) & (run >= 0))  # the same where p(v) cannot run in c
+        # S_{c+1,v} itself where p(v) cannot run in c
+        values = np.flatnonzero((throughout != ZERO) & (run >= 0))
         throughout[values] = through(c, values, throughout[values], (run[values],), builder)
         add_reruns(view, columns, c, ops, throughout, builder, scale)
 
@@ -123,7 +124,7 @@ def add_reruns(
 
 
 def through(c: int, values: Ids, hold: Ids, brought: Iterable[Ids], builder: Builder, *, integer: bool = True) -> Ids:
-    """The columns of T_{c,v} of some values, new ones: at least `hold`, until c ends, less what brings a value in c."""
+    """New columns, of T_{c,v} of some values: at least `hold`, the need until c ends, less what brings one in c."""
     column = builder.variables(len(values), integer=integer, name=("through", c, values))
     rows = np.arange(len(values))
     terms = [Term(rows, hold), *(Term(rows, other, -1.0) for other in (*brought, column))]
