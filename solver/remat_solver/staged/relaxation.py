@@ -50,7 +50,7 @@ linear bound never falls from round to round, which it does without them (of a R
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,30 +179,26 @@ def left_at_cut(view: ArrayView, op: int, hold: Ids) -> tuple[int, Ids]:
 def add_spans(view: ArrayView, columns: Columns, spans: Sequence[Span], builder: Builder) -> None:
     """Write the rows of all spans; each must begin and end at present cuts, and any two be nested or apart."""
     starts = {columns.cuts[c - 1]: c for c in range(1, columns.stages)}
-    runs: dict[Span, Ids] = {(columns.cuts[c - 1], columns.cuts[c]): columns.runs[c] for c in range(1, columns.stages)}
+    runs: dict[Span, Ids] = {(c, c): columns.runs[c] for c in range(1, columns.stages)}
     for span in sorted(set(spans), key=lambda ends: (ends[1] - ends[0], ends)):
-        if span in runs:
+        ends = starts[span[0]], columns.stage_of(span[1])
+        if ends in runs:
             continue
-        first = starts[span[0]]
-        inside = _parts(span, runs)
-        free = columns.runs[first] >= 0
-        ends = (first, columns.stage_of(span[1]))
+        free = columns.runs[ends[0]] >= 0
         run = builder.variables_at(free, name=("run", *ends, np.flatnonzero(free)))
-        _link(ends, run, {(starts[at], columns.stage_of(end)): runs[at, end] for at, end in inside}, builder)
+        _link(ends, run, {part: runs[part] for part in _parts(ends, runs)}, builder)
         _reads(view, columns, ends, run, builder)
         _residence(view, columns, ends, run, builder)
-        runs[span] = run
+        runs[ends] = run
 
 
-def _parts(span: Span, runs: dict[Span, Ids]) -> list[Span]:
+def _parts(ends: Span, runs: Collection[Span]) -> Iterator[Span]:
     """The largest stages and spans that lie in a span, which together fill it."""
-    parts: list[Span] = []
-    at = span[0]
-    while at < span[1]:
-        end = max(last for begin, last in runs if begin == at and last <= span[1])
-        parts.append((at, end))
-        at = end
-    return parts
+    first, last = ends
+    while first <= last:
+        end = max(b for a, b in runs if a == first and b <= last)
+        yield first, end
+        first = end + 1
 
 
 def _link(ends: Span, run: Ids, parts: Mapping[Span, Ids], builder: Builder) -> None:
