@@ -28,7 +28,7 @@ from remat_solver.offload.table import OffloadTable, Schedule
 from remat_solver.staged.prove import Proof
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import scale_of
-from remat_solver.transfers.relaxation import relax
+from remat_solver.transfers.bound import relax
 from solver.little import little_graph
 from solver.stops import After
 from solver.test_offload import linked_chain

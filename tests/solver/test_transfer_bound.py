@@ -16,9 +16,8 @@ from remat_ir.working_set import working_set
 from remat_solver.array_view import ArrayView, view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
-from remat_solver.transfers import relaxation
-from remat_solver.transfers.bound import solved
-from remat_solver.transfers.relaxation import relax
+from remat_solver.transfers import bound
+from remat_solver.transfers.bound import relax, solved
 from solver.transfer_brute import least_makespan
 
 SETTINGS = settings(max_examples=examples(20), deadline=None, derandomize=True)
@@ -82,16 +81,16 @@ def test_rows_that_ask_for_too_much_are_caught(row: str, engine: Engine, monkeyp
     """Mutants of the relaxation are above the least makespan, or find no plan where there is one."""
     view, link = view_of(MUST_MOVE), MUST_MOVE.graph.link
     if row == "times":
-        monkeypatch.setattr(relaxation, "copy_times", lambda view, link: tuple(3 * t for t in copy_times(view, link)))
+        monkeypatch.setattr(bound, "copy_times", lambda view, link: tuple(3 * t for t in copy_times(view, link)))
     elif row == "room":
-        monkeypatch.setattr(relaxation, "_memory", _too_much_memory)
+        monkeypatch.setattr(bound, "_memory", _too_much_memory)
     else:
-        monkeypatch.setattr(relaxation, "_supply", lambda *given: tuple(terms[:-1] for terms in supply(*given)))
+        monkeypatch.setattr(bound, "_supply", lambda *given: tuple(terms[:-1] for terms in supply(*given)))
     whole = engine.run(relax(view, link, tuple(range(view.ops)), {}).program)
     assert whole.status == "infeasible" or view.cost.sum() + whole.bound > 25.5
 
 
-copy_times, supply, memory = relaxation.copy_times, relaxation._supply, relaxation._memory
+copy_times, supply, memory = bound.copy_times, bound._supply, bound._memory
 
 
 def _too_much_memory(view: ArrayView, *rest: Any) -> None:
