@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remat_solver.deadline import never
 from remat_solver.staged.refinement import Gains
 
 tables = st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=300)
@@ -20,10 +21,6 @@ class Tried:
     def __call__(self, op: int) -> float:
         self.ops.append(op)
         return self.gains[op]
-
-
-def never() -> bool:
-    return False
 
 
 @settings(deadline=None)

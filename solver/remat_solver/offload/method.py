@@ -271,7 +271,7 @@ def _at_backward(chain: Chain, budget_bytes: int, stage: int) -> int:
         reverse=True,
     )
     again = sum(time for _, time in order)
-    best: Fraction | None = None
+    totals: list[Fraction] = []
     capacity, known = Fraction(0), Fraction(again)
     for size, time in [(0, 0), *order]:
         rate = Fraction(time, size) if size else Fraction(0)
@@ -286,7 +286,5 @@ def _at_backward(chain: Chain, budget_bytes: int, stage: int) -> int:
             if 0 <= y <= size:
                 carried = max(Fraction(0), start + y - room) * seconds
                 left = after + (again_start - rate * y if size else known)
-                total = max(Fraction(before), carried) + max(left, carried)
-                best = total if best is None else min(best, total)
-    assert best is not None
-    return math.ceil(best)
+                totals.append(max(Fraction(before), carried) + max(left, carried))
+    return math.ceil(min(totals))
