@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from ..deadline import Deadline
-from ..program import INFINITY, Floats, Program
-from .outcome import Best, Improvement, Outcome, failed
+from ..program import Floats, Program
+from .outcome import Best, Outcome
 from .wire import Message, program_arrays, receive, send
 
 ENGINES = ("highs", "cbc")
@@ -121,7 +121,7 @@ class Engine:
         *,
         deadline: Deadline | None = None,
         start: Floats | None = None,
-        on_improvement: Callable[[Improvement], None] | None = None,
+        on_improvement: Callable[[Floats | None, float], None] | None = None,
         stopped: Callable[[], bool] | None = None,
         absolute_gap: float = 0.0,
         relative_gap: float = 0.0,
@@ -135,7 +135,8 @@ class Engine:
             deadline: the engine is killed when it passes. Of one that counts work, linear programs and trees end after
                 so much of it, and count what they took; nothing else ends them.
             start: [columns] a solution to start from; NaN where unknown.
-            on_improvement: called in this thread, at each better solution or bound; must be quick.
+            on_improvement: called in this thread, at each better solution or bound, with the solution, None where it is
+                an older one, and the best bound, −inf before there is one; must be quick.
             stopped: polled every 50 ms; once it returns True the engine is stopped and its best returned.
             absolute_gap, relative_gap: the engine may stop at either; "optimal" is meant within them.
             turn_s: CPU seconds after which HiGHS returns its best, however busy the machine is; others take no notice.
@@ -201,7 +202,7 @@ class Engine:
         members: dict[str, Any],
         arrays: dict[str, Any],
         deadline: Deadline | None,
-        on_improvement: Callable[[Improvement], None] | None,
+        on_improvement: Callable[[Floats | None, float], None] | None,
         stopped: Callable[[], bool] | None,
     ) -> Outcome:
         if not self._lock.acquire(blocking=False):
@@ -211,7 +212,7 @@ class Engine:
             work = None if deadline is None else deadline.work
             watch = Deadline(None if math.isinf(left) or work is not None else left, work)
             if left <= 0:
-                return Outcome("nothing_found", None, INFINITY, -INFINITY, 0.0, message="no time was left")
+                return Best(program).stopped("no time was left")
             self._start()
             process = self._process
             assert process is not None
@@ -230,7 +231,7 @@ class Engine:
                     guard.start()
                 send(process.stdin, kind, members, arrays)
             except OSError:
-                return self._died(Best(program), watch)
+                return self._died(Best(program))
             finally:
                 if guard is not None:
                     guard.cancel()
@@ -242,7 +243,7 @@ class Engine:
         self,
         program: Program,
         watch: Deadline,
-        on_improvement: Callable[[Improvement], None] | None,
+        on_improvement: Callable[[Floats | None, float], None] | None,
         stopped: Callable[[], bool] | None,
         ahead_s: float,
         grace_s: float,
@@ -255,18 +256,16 @@ class Engine:
                 wait = watch.remaining() - ahead_s if stopping is None else stopping.remaining()
                 message = self._news.get(timeout=min(_POLL_S, max(wait, 0.001)))
             except queue.Empty:
-                message = None
                 if self._process is None or (self._process.poll() is not None and self._news.empty()):
-                    return self._died(best, watch)
+                    return self._died(best)
             else:
                 if message is None:
-                    return self._died(best, watch)
-            if message is not None:
+                    return self._died(best)
                 if message.kind in ("outcome", "failed"):
                     watch.spend(message.members.get("work_s", 0.0))
-                    return best.outcome(message, watch.elapsed(), why)
+                    return best.outcome(message, why)
                 if message.kind == "improvement" and best.take(message) and on_improvement is not None:
-                    on_improvement(best.news(message, watch.elapsed()))
+                    on_improvement(best.x if "x" in message.arrays else None, best.bound)
             late = watch.remaining() <= ahead_s
             if stopping is None and (late or (stopped is not None and stopped())):
                 why = "the time was up" if late else "stopped"
@@ -274,14 +273,14 @@ class Engine:
                 self._say_stop()
             elif stopping is not None and stopping.passed():
                 self._drop()
-                return best.stopped(watch.elapsed(), why)
+                return best.stopped(why)
 
     def _say_stop(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 send(self._process.stdin, "stop")
 
-    def _died(self, best: Best, watch: Deadline) -> Outcome:
+    def _died(self, best: Best) -> Outcome:
         process = self._process
         code: int | None = None
         last = ""
@@ -296,9 +295,7 @@ class Engine:
                     last = ", out of the memory that it may use" + last
         self.close()
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        message = f"the process of {self.name} ended {how}{last}"
-        found = best.stopped(watch.elapsed(), message)
-        return found if found.x is not None else failed(message, watch.elapsed())
+        return best.broken(f"the process of {self.name} ended {how}{last}")
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:

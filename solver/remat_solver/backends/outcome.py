@@ -13,18 +13,6 @@ from .wire import Message
 Ending: TypeAlias = Literal["optimal", "feasible", "infeasible", "nothing_found", "failed"]
 
 
-class Improvement(NamedTuple):
-    """News from a running engine: a better solution, or only a better bound (then `x` is None).
-
-    `objective` is that of the best solution so far, +inf before the first; `bound` is −inf before there is one.
-    """
-
-    x: Floats | None
-    objective: float
-    bound: float
-    seconds: float
-
-
 class DerivedRow(NamedTuple):
     """A cutting plane that follows from earlier rows, which are read as A x ≤ b in whole numbers.
 
@@ -102,7 +90,6 @@ class Outcome(NamedTuple):
         objective: of x under the program's own costs, +inf without one.
         bound: proved lower bound on the objective, within the engine's tolerances; −inf without one, +inf when
             infeasible.
-        seconds: since the run began.
         row_dual: [rows] of an LP solved to optimality, else None.
         message: one sentence for a person, where there is something to say.
         tree: of `Engine.tree`.
@@ -112,7 +99,6 @@ class Outcome(NamedTuple):
     x: Floats | None
     objective: float
     bound: float
-    seconds: float
     row_dual: Floats | None = None
     message: str = ""
     tree: Tree | None = None
@@ -121,11 +107,6 @@ class Outcome(NamedTuple):
     def out_of_memory(self) -> bool:
         """Whether the engine ended because there was no more memory for it."""
         return "memory" in self.message.lower() or "by signal 9" in self.message
-
-
-def failed(message: str, seconds: float = 0.0) -> Outcome:
-    """An engine that broke without a solution."""
-    return Outcome("failed", None, INFINITY, -INFINITY, seconds, message=message)
 
 
 _TOLERANCE = 1e-4
@@ -160,33 +141,25 @@ class Best:
             self.bound, self._believed = -INFINITY, False
         return better
 
-    def news(self, message: Message, seconds: float) -> Improvement:
-        return Improvement(self.x if "x" in message.arrays else None, self.objective, self.bound, seconds)
-
-    def outcome(self, message: Message, seconds: float, why: str) -> Outcome:
+    def outcome(self, message: Message, why: str) -> Outcome:
         self.take(message)
         said = message.members.get("message", "") or why
         if message.kind == "failed":
-            return self.stopped(seconds, said) if self.x is not None else failed(said, seconds)
+            return self.broken(said)
         status = message.members["status"]
         if status == "infeasible":
-            return Outcome("infeasible", None, INFINITY, INFINITY, seconds, message=said)
+            return Outcome("infeasible", None, INFINITY, INFINITY, message=said)
         if status in ("feasible", "nothing_found"):
-            return self.stopped(seconds, said)
-        return Outcome(
-            status,
-            self.x,
-            self.objective,
-            self.bound,
-            seconds,
-            message.arrays.get("row_dual"),
-            said,
-            _tree_of(message),
-        )
+            return self.stopped(said)
+        row_dual, tree = message.arrays.get("row_dual"), _tree_of(message)
+        return Outcome(status, self.x, self.objective, self.bound, row_dual, said, tree)
 
-    def stopped(self, seconds: float, why: str) -> Outcome:
+    def stopped(self, why: str) -> Outcome:
         status = "nothing_found" if self.x is None else "feasible"
-        return Outcome(status, self.x, self.objective, self.bound, seconds, message=why)  # type: ignore[arg-type]
+        return Outcome(status, self.x, self.objective, self.bound, message=why)  # type: ignore[arg-type]
+
+    def broken(self, why: str) -> Outcome:
+        return Outcome("failed", None, INFINITY, -INFINITY, message=why) if self.x is None else self.stopped(why)
 
 
 def _tree_of(message: Message) -> Tree | None:

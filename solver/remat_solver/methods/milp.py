@@ -14,7 +14,7 @@ from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, describe
 
 from ..array_view import ArrayView, view_of
 from ..backends.engine import ENGINES, Engine, free_memory
-from ..backends.outcome import Improvement, Outcome
+from ..backends.outcome import Outcome
 from ..deadline import TimeUp, never
 from ..formulate.checkmate import checkmate
 from ..formulate.formulation import SECONDS_PER_ENTRY, Formulation, engine_bytes, entries
@@ -194,7 +194,7 @@ def _run(engine: Engine, listener: _Listener, options: MilpOptions, start: Plan 
         formulation.program,
         deadline=incumbent.deadline,
         start=None if start is None else formulation.start(start.computes, incumbent.stopped),
-        on_improvement=listener,
+        on_improvement=listener.note,
         stopped=incumbent.stopped,
         relative_gap=incumbent.max_gap,
         threads=options.threads,
@@ -216,9 +216,6 @@ class _Listener:
         self._within = within
         self._proves = proves
         self.excess = 0
-
-    def __call__(self, news: Improvement) -> None:
-        self.note(news.x, news.bound)
 
     def note(self, x: Floats | None, bound: float) -> None:
         """A solution within the engine's tolerances, or None, and a bound."""

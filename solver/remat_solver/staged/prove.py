@@ -21,7 +21,7 @@ from remat_ir.proof import StageProof
 
 from ..array_view import ArrayView, Trace, trace, view_of
 from ..backends.engine import Engine
-from ..backends.outcome import Improvement, Outcome
+from ..backends.outcome import Outcome
 from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..program import Floats, Program
@@ -345,10 +345,10 @@ class Proof:
             start = np.full(program.columns, np.nan)
             start[: round_.columns.count] = point(self.view, round_.columns, trace(self.view, plan.computes))
 
-        def improved(news: Improvement) -> None:
-            self._bound(news.bound / factor)
-            if news.x is not None:
-                self._offer(self._trace(round_, news.x))
+        def improved(x: Floats | None, bound: float) -> None:
+            self._bound(bound / factor)
+            if x is not None:
+                self._offer(self._trace(round_, x))
 
         outcome = engine.run(
             program,
