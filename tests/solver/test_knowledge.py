@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from drawn import examples
 from remat_ir import Answer, Problem, Status, Verdict, gap_of, graph_of, plain_plan
 from remat_ir.restrictions import ONE_PER_STAGE, PERSISTENT
-from remat_solver.knowledge import Bound, Ending, Knowledge, Known, sentence
+from remat_solver.knowledge import Bound, Ending, Known, sentence
+from remat_solver.sweep import Curve
 
 GRAPH = graph_of([10, 20, 30], [4, 5, 6], [[], [0], [0, 1]])
 TOTAL = GRAPH.total_cost_ns
@@ -106,11 +107,11 @@ def test_what_turned_out_wrong_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("at", "asked"), list(product((14, 15, 20), repeat=2)))
 def test_plans_serve_larger_budgets_and_bounds_smaller_ones(at: int, asked: int) -> None:
-    knowledge = Knowledge(GRAPH, 15)
+    curve = Curve(GRAPH)
     plan = plain_plan(GRAPH)
-    knowledge.add(Answer(Status.FEASIBLE, "auto", at, cost_ns=TOTAL + 9, bound_ns=TOTAL + 7, peak_bytes=at, plan=plan))
-    knowledge.bounded(at, TOTAL + 5)
-    known = knowledge.at(asked)
+    curve.add(Answer(Status.FEASIBLE, "auto", at, cost_ns=TOTAL + 9, bound_ns=TOTAL + 7, peak_bytes=at, plan=plan))
+    curve.bounded(at, TOTAL + 5)
+    known = curve.at(asked)
     assert known.plan is (plan if asked >= at else None)
     assert known.whole_ns == (TOTAL + 5 if asked <= at else TOTAL)
     assert known.infeasible == (asked < 15)
