@@ -53,6 +53,9 @@ class Incumbent:
             chains with a link.
         dropped: the names of methods of which a plan did not verify; shared with those who solve parts of the problem.
         claim: where `certifies`, a greater bound of the whole space that came without a certificate, and from whom.
+        limit: what has ended the solve: "time", "memory", "cancel" or "gap"; None while nothing has.
+        exhausted: whether a restricted space is known to hold no plan.
+        chain_cost_ns: of the best persistent chain schedule found: the answer's baseline.
     """
 
     def __init__(
@@ -79,14 +82,14 @@ class Incumbent:
         self._ceased = False
         self._claimed_none: str | None = None
         self._notes: list[str] = []
-        self._chain_cost_ns: int | None = None
+        self.chain_cost_ns: int | None = None
         self._sources: dict[tuple[str, ...], str] = {}
         self._distrusted: set[str] = set()
         self._searched: tuple[str, ...] | None = None
-        self._exhausted = False
+        self.exhausted = False
         self._on_progress = on_progress
         self._cancelled = cancelled
-        self._limit: str | None = None
+        self.limit: str | None = None
         self._closed = False
         self._lock = threading.RLock()
 
@@ -109,11 +112,6 @@ class Incumbent:
     def infeasible(self) -> bool:
         """Whether it is proved that no plan of the whole space fits."""
         return self.known.infeasible
-
-    @property
-    def least_budget_bytes(self) -> int | None:
-        """The smallest budget that is known to suffice."""
-        return self.known.enough_bytes
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
         """Take a method's plan if it is verified and cheaper than the incumbent.
@@ -286,7 +284,7 @@ class Incumbent:
                 assert self.plan is not None
                 report_bound(self.problem, self.plan, NO_PLAN_NS, restriction, reason)
                 return
-            self._exhausted = True
+            self.exhausted = True
             if proof is not None:
                 self.known = replace(self.known, inside=(Bound(NO_PLAN_NS, restriction), proof))
             self.ends_without_plan(reason, restriction)
@@ -325,10 +323,10 @@ class Incumbent:
             if self._closed or self.known.settled(self.max_gap) or self._certified_long_enough():
                 return True
             if self._cancelled is not None and self._cancelled():
-                self._limit = "cancel"
+                self.limit = "cancel"
                 return True
             if self.deadline.passed():
-                self._limit = self._limit or "time"
+                self.limit = self.limit or "time"
                 return True
             return self._gained_enough()
 
@@ -340,20 +338,10 @@ class Incumbent:
         """Whether the steps to come could gain less than the time that was spent; that ends the solve."""
         if worth_more_time(self.cost_ns, self.best_claim(), self.steps, self.deadline.elapsed()):
             return False
-        if self._limit is None:
-            self._limit = "gap"
+        if self.limit is None:
+            self.limit = "gap"
             self.note(f"More time would cost more than {self.steps} steps could gain by it.")
         return True
-
-    @property
-    def limit(self) -> str | None:
-        """What has ended the solve: "time", "memory", "cancel" or "gap"; None while nothing has."""
-        return self._limit
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether a restricted space is known to hold no plan."""
-        return self._exhausted
 
     def close(self) -> None:
         """Have everybody who works on this incumbent stop: there is nothing left to do, or something broke.
@@ -366,25 +354,20 @@ class Incumbent:
     def stop_for(self, limit: str) -> None:
         """Record what ended the solve from outside: "memory", for one."""
         with self._lock:
-            self._limit = limit
+            self.limit = limit
 
     def note(self, sentence: str) -> None:
         """Add a sentence for a person to the answer's message."""
         with self._lock:
             self._notes.append(sentence)
 
-    def note_chain(self, cost_ns: int) -> None:
-        """Record the cost of the best persistent chain schedule found: the answer's baseline."""
-        with self._lock:
-            self._chain_cost_ns = cost_ns
-
     def answer(self, method: str) -> Answer:
         """What there is to say now, as the final answer of a solve."""
         with self._lock:
-            ending = Ending(self._limit, self._searched, self.reason)
+            ending = Ending(self.limit, self._searched, self.reason)
             seconds = round(self.deadline.elapsed(), 6)
             answer = self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
-            answer = replace(answer, chain_cost_ns=self._chain_cost_ns, dropped_methods=tuple(sorted(self.dropped)))
+            answer = replace(answer, chain_cost_ns=self.chain_cost_ns, dropped_methods=tuple(sorted(self.dropped)))
             if answer.dropped_methods:
                 names = ", ".join(answer.dropped_methods)
                 answer = replace(answer, message=f"{answer.message} An invalid plan was dropped, of: {names}.")

@@ -53,7 +53,7 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
     if cost_ns is not None:
-        incumbent.note_chain(cost_ns)
+        incumbent.chain_cost_ns = cost_ns
         added = 100 * overhead_of(cost_ns, incumbent.problem.subject.total_cost_ns)
         incumbent.note(f"The best persistent chain schedule found, of {network.stages} stages, adds {added:.3g} %.")
 
@@ -61,8 +61,8 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
 def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
     """Rotor's plan, without its bound on persistent schedules, which must not end the search; its cost."""
     alone = _persistent(incumbent, slots, incumbent.deadline)
-    if alone.least_budget_bytes is not None:
-        incumbent.suffices(alone.least_budget_bytes)
+    if alone.known.enough_bytes is not None:
+        incumbent.suffices(alone.known.enough_bytes)
     if alone.plan is not None:
         incumbent.offer(alone.plan, "rotor")
     return alone.cost_ns
