@@ -271,10 +271,6 @@ class Builder:
         """The names of the columns added so far."""
         return Names(tuple(self._column_names))
 
-    def lower_of(self, column: NDArray[np.int64]) -> Floats:
-        """[…] the lower bounds of columns added so far."""
-        return _joined(self._lower, np.float64)[column]
-
     def program(self, offset: float = 0.0) -> Program:
         """The program collected so far.
 

@@ -26,7 +26,7 @@ from ..array_view import ArrayView, Ids
 from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term, scattered
 from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
-from .rows import Columns, add_keeping_needs_computing, add_retention, filled, made_bytes, room, stage_columns
+from .rows import Columns, add_keeping_needs_computing, add_retention, filled, room, stage_columns
 
 
 def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
@@ -213,7 +213,8 @@ def _memory_of(view: ArrayView, matrices: Matrices, freed: Booleans, freed_own: 
     several = np.bincount(view.maker, minlength=view.ops) > 1
     own = freed_own & several[view.maker] & ~view.optional & ~view.kept
     rows = np.arange(len(change))[:, None]
-    np.add.at(change, (rows, view.maker[None, :]), made_bytes(view, matrices))
+    produced = matrices.computed[:, view.maker] & ~view.kept & (~view.optional | matrices.made)
+    np.add.at(change, (rows, view.maker[None, :]), produced * view.size)
     np.add.at(change, (rows, view.uses.op[None, :] + 1), -(freed * view.size[view.uses.value]))
     np.add.at(change, (rows, view.maker[None, :] + 1), -(own * view.size))
     return np.asarray(np.cumsum(change, axis=1)[:, :-1])

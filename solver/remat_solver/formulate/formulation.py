@@ -137,16 +137,14 @@ def _retention(
     return retained, made
 
 
-def recomputable(view: ArrayView, stage_of: Stages, allowed: Booleans | None = None) -> Booleans:
+def recomputable(view: ArrayView, stage_of: Stages, least_stage: int = 0) -> Booleans:
     """[stages, ops] where an op may run: its first computation, or again before a later op's up to its last stage.
 
-    `allowed`: [stages, ops] where recomputing is allowed at all; everywhere if None.
+    Ops are recomputed in the stages of frontiers from `least_stage` on.
     """
-    op = np.arange(view.ops)
-    again = (op < stage_of.frontier[:, None]) & (stage_of.frontier[:, None] <= view.last_stage)
-    if allowed is not None:
-        again &= allowed
-    return np.asarray(again | ((op == stage_of.frontier[:, None]) & stage_of.advances[:, None]))
+    op, frontier = np.arange(view.ops), stage_of.frontier[:, None]
+    again = (op < frontier) & (frontier <= view.last_stage) & (frontier >= least_stage)
+    return np.asarray(again | ((op == frontier) & stage_of.advances[:, None]))
 
 
 LARGEST_WHOLE_COST = 1e7

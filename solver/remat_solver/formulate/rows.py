@@ -104,12 +104,6 @@ def filled(columns: Columns, view: ArrayView, matrices: Matrices, count: int) ->
     return x
 
 
-def made_bytes(view: ArrayView, matrices: Matrices) -> Floats:
-    """[stages, values] bytes that a stage's computation adds while its op runs: kept values not counted."""
-    produced = matrices.computed[:, view.maker] & ~view.kept & (~view.optional | matrices.made)
-    return np.asarray(produced * view.size)
-
-
 _POLL = 64
 """Uses between two looks at the clock."""
 
@@ -124,22 +118,29 @@ class Residency:
             the stage, else S of the next stage, else −1.
         begins: [stages, values] the same for the time after the value's computation.
         first: [stages, values] the value's first use in the stage, or −1.
-        last: [stages, values] its last use there, or −1.
     """
 
     column: Ids
     after: Ids
     begins: Ids
     first: Ids
-    last: Ids
 
 
 def add_residency(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> Residency:
     """Add the A columns and all rows that say how residency begins, goes on and ends."""
     held = residency_columns(builder, columns, view, stage_of)
-    add_uses_of_residency(builder, columns, view, held)
-    add_start_of_residency(builder, columns, held)
-    add_residency_chain(builder, held)
+    # R[s,k] ≤ A[s,(v,k)]: an op that runs has its inputs resident; (1b) follows with the start of residency
+    stage, use = np.nonzero(held.column >= 0)
+    builder.add_implied(columns.compute[stage, view.uses.op[use]], held.column[stage, use])
+    # A[s,first use of v] ≤ MADE[s,v] + S[s,v]: residency begins by computation or by retention. All readers of v have
+    # larger indices than its maker, and a stage runs in index order: a stage that makes v makes it before its first use
+    stage, value = np.nonzero(held.first >= 0)
+    first = held.column[stage, held.first[stage, value]]
+    builder.add_implied(first, columns.made[stage, value], columns.retain[stage, value])
+    # A[s,next e] ≤ A[s,e], and S[s+1,v] ≤ A[s,last e]: what is there later in the stage was there all along. Within a
+    # stage a value is made once at most, before its uses, so it cannot come back
+    stage, use = np.nonzero((held.column >= 0) & (held.after >= 0))
+    builder.add_implied(held.after[stage, use], held.column[stage, use])
     # (1c) for values without a use in the stage; for the others it follows from the chain
     add_retention(builder, columns, held.first < 0)
     add_keeping_needs_computing(builder, columns, view)
@@ -152,12 +153,9 @@ def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage
     there = op_runs >= 0
     sure = (view.uses.op == stage_of.frontier[:, None]) & stage_of.advances[:, None]
     column = builder.variables_at(there, lower=sure[there], integer=False)
-    count = len(there)
-    next_retained = columns.retain[1:]
     after = np.full(there.shape, -1, dtype=np.int64)
-    begins = next_retained.copy()
-    first = np.full((count, view.values), -1, dtype=np.int64)
-    last = np.full((count, view.values), -1, dtype=np.int64)
+    begins = columns.retain[1:].copy()
+    first = np.full(begins.shape, -1, dtype=np.int64)
     # from the last use of a value to its first: `begins` holds what is known of the time after the use before
     for use in range(view.uses.count - 1, -1, -1):
         if not use % _POLL:
@@ -166,35 +164,8 @@ def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage
         runs = there[:, use]
         after[:, use] = begins[:, value]
         begins[runs, value] = column[runs, use]
-        last[runs & (first[:, value] < 0), value] = use
         first[runs, value] = use
-    return Residency(column, after, begins, first, last)
-
-
-def add_uses_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
-    """R[s,k] ≤ A[s,(v,k)]: an op that runs has its inputs resident; (1b) follows with the start of residency."""
-    stage, use = np.nonzero(held.column >= 0)
-    builder.add_implied(columns.compute[stage, view.uses.op[use]], held.column[stage, use])
-
-
-def add_start_of_residency(builder: Builder, columns: Columns, held: Residency) -> None:
-    """A[s,first use of v] ≤ MADE[s,v] + S[s,v]: residency begins by computation or by retention.
-
-    All readers of v have larger indices than its maker, and a stage runs in index order: so a stage that makes v makes
-    it before its first use there.
-    """
-    stage, value = np.nonzero(held.first >= 0)
-    first = held.column[stage, held.first[stage, value]]
-    builder.add_implied(first, columns.made[stage, value], columns.retain[stage, value])
-
-
-def add_residency_chain(builder: Builder, held: Residency) -> None:
-    """A[s,next e] ≤ A[s,e], and S[s+1,v] ≤ A[s,last e]: what is there later in the stage was there all along.
-
-    Within a stage a value is made once at most, before its uses, so it cannot come back.
-    """
-    stage, use = np.nonzero((held.column >= 0) & (held.after >= 0))
-    builder.add_implied(held.after[stage, use], held.column[stage, use])
+    return Residency(column, after, begins, first)
 
 
 def residents(view: ArrayView, matrices: Matrices) -> Booleans:
@@ -263,7 +234,7 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
         Term(use_slot, held.column[use_stage, use], -use_weight),
     )
     limit = left[stage, op]
-    first = builder.lower_of(columns.compute[stage, op]) > 0
+    first = (op == stage_of.frontier[stage]) & stage_of.advances[stage]
     column = builder.variables(slots, upper=np.where(first, limit - workspace[op], limit), integer=False)
     each, rest = np.arange(slots), np.flatnonzero(~begins_stage)
     negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)

@@ -33,7 +33,7 @@ from .rows import Columns, add_frontier_memory, add_memory, add_residency, compl
 
 def tight(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
     """The program of one recomputation per op and stage, or of `sweeps`. Where `stop` says so, `TimeUp` is raised."""
-    return _tight(view, sweeps, 0, view.ops, stop)
+    return _tight(view, sweeps, 0, stop)
 
 
 def forward(view: ArrayView, *, stop: Callable[[], bool] = never) -> Formulation:
@@ -44,16 +44,15 @@ def forward(view: ArrayView, *, stop: Callable[[], bool] = never) -> Formulation
     border = view.graph.backward_from
     assert border is not None
     only = view.without_recomputing(np.arange(view.ops) >= border)
-    return _tight(only, 1, border, border, stop)
+    return _tight(only, 1, border, stop)
 
 
-def _tight(view: ArrayView, sweeps: int, least_stage: int, most_op: int, stop: Callable[[], bool]) -> Formulation:
-    """The program where ops before `most_op` are recomputed in the stages of frontiers from `least_stage` on."""
+def _tight(view: ArrayView, sweeps: int, least_stage: int, stop: Callable[[], bool]) -> Formulation:
+    """The program where ops are recomputed in the stages of frontiers from `least_stage` on."""
     first = collapsed_stages(view)
     builder, stage_of = Builder(stop), stages(view.ops, sweeps, first)
     cost, unit_ns, whole = cost_units(view)
-    allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(view.ops) < most_op)
-    runs = recomputable(view, stage_of, allowed)
+    runs = recomputable(view, stage_of, least_stage)
     retains, holds, keeps = _masks(view, stage_of, first, runs)
     columns = stage_columns(builder, view, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps, holds=holds)
     held = add_residency(builder, columns, view, stage_of)
