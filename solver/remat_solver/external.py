@@ -141,7 +141,7 @@ def _model(problem: Problem, method: str, options: Mapping[str, object] | None) 
     if isinstance(chosen, StagedOptions):
         count = entries(view, first=view.tight_from)
     else:
-        count = program_entries(method, view, chosen)
+        count = program_entries(method, view, chosen.recomputations)
     need, allowed = engine_bytes(count), chosen.memory_bytes or free_memory()
     if need > allowed:
         raise InvalidData(

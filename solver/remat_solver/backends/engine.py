@@ -142,14 +142,13 @@ class Engine:
             turn_s: CPU seconds after which HiGHS returns its best, however busy the machine is; others take no notice.
         """
         members = {
-            "offset": program.offset,
             "absolute_gap": absolute_gap,
             "relative_gap": relative_gap,
             "threads": threads,
             "seed": seed,
             "turn_s": turn_s,
         }
-        arrays = program_arrays(program)
+        arrays: dict[str, Any] = {}
         if start is not None:
             if start.shape != (program.columns,):
                 raise ValueError(f"a start needs {program.columns} numbers, not shape {start.shape}")
@@ -164,12 +163,7 @@ class Engine:
         stopped: Callable[[], bool] | None = None,
     ) -> Outcome:
         """Solve the LP relaxation by dual simplex, with duals and reduced costs; HiGHS only."""
-        self._only_highs()
-        return self._ask("lp", program, {"offset": program.offset}, program_arrays(program), deadline, None, stopped)
-
-    def _only_highs(self) -> None:
-        if self.name != "highs":
-            raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
+        return self._ask("lp", program, {}, {}, deadline, None, stopped)
 
     def tree(
         self,
@@ -190,9 +184,8 @@ class Engine:
             turn_s: CPU seconds after which it ends as it does when time is up.
             cutoff_row: that of points that cost less than the cutoff, and the bound that holds once there are none.
         """
-        self._only_highs()
-        members = {"offset": program.offset, "cutoff": cutoff, "turn_s": turn_s, "cutoff_row": cutoff_row}
-        arrays = program_arrays(program) | ({} if factor is None else {"factor": factor})
+        members = {"cutoff": cutoff, "turn_s": turn_s, "cutoff_row": cutoff_row}
+        arrays: dict[str, Any] = {} if factor is None else {"factor": factor}
         return self._ask("tree", program, members, arrays, deadline, None, stopped)
 
     def _ask(
@@ -205,6 +198,8 @@ class Engine:
         on_improvement: Callable[[Floats | None, float], None] | None,
         stopped: Callable[[], bool] | None,
     ) -> Outcome:
+        if kind != "solve" and self.name != "highs":
+            raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("the engine is busy: one run at a time")
         try:
@@ -222,6 +217,7 @@ class Engine:
             if work is not None:
                 # when news come, and when somebody looks, the clock decides
                 members["work_s"], on_improvement, stopped = left, None, None
+            members["offset"] = program.offset
             members["time_limit_s"] = None if math.isinf(limit) else limit - ahead_s
             # a child that does not read would have the write wait for ever; one that reads until then has found nothing
             guard = None if math.isinf(limit) else threading.Timer(limit, process.kill)
@@ -229,7 +225,7 @@ class Engine:
                 if guard is not None:
                     guard.daemon = True
                     guard.start()
-                send(process.stdin, kind, members, arrays)
+                send(process.stdin, kind, members, program_arrays(program) | arrays)
             except OSError:
                 return self._died(Best(program))
             finally:

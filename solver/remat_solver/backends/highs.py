@@ -16,7 +16,6 @@ from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
 _DONE = (_STATUS.kOptimal, _STATUS.kModelEmpty)
-_IMPOSSIBLE = (_STATUS.kInfeasible,)
 _STOPPED = (
     _STATUS.kTimeLimit,
     _STATUS.kIterationLimit,
@@ -190,7 +189,7 @@ def _report(solver: Any, kind: str, program: Program, link: Link, work: dict[str
             link.say("outcome", members | {"status": "optimal", "bound": program.offset}, arrays)
         return
     bounded = bool(np.all(program.lower > -INFINITY) and np.all(program.upper < INFINITY))
-    if status in _IMPOSSIBLE or (status == _STATUS.kUnboundedOrInfeasible and bounded):
+    if status == _STATUS.kInfeasible or (status == _STATUS.kUnboundedOrInfeasible and bounded):
         link.say("outcome", members | {"status": "infeasible"})
         return
     if status not in _DONE and status not in _STOPPED:

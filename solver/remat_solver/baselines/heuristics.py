@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
@@ -151,23 +152,15 @@ def _all_forward(graph: Graph, forward: int) -> Sequence[int]:
     return range(forward)
 
 
-def _roots(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Graph, int], Iterator[Retained]]:
+def _roots(candidates: Callable[[Graph, int], Sequence[int]], graph: Graph, forward: int) -> Iterator[Retained]:
     """√n segments (Chen et al., Section 3.1)."""
-
-    def settings(graph: Graph, forward: int) -> Iterator[Retained]:
-        yield chen_retained(graph, forward, every_root(candidates(graph, forward)))
-
-    return settings
+    yield chen_retained(graph, forward, every_root(candidates(graph, forward)))
 
 
-def _greedy(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Graph, int], Iterator[Retained]]:
+def _greedy(candidates: Callable[[Graph, int], Sequence[int]], graph: Graph, forward: int) -> Iterator[Retained]:
     """Segments of about equal memory, with a search over their size (Chen et al., Alg. 3)."""
-
-    def settings(graph: Graph, forward: int) -> Iterator[Retained]:
-        for checkpoints in greedy_choices(graph, forward, candidates(graph, forward)):
-            yield chen_retained(graph, forward, checkpoints)
-
-    return settings
+    for checkpoints in greedy_choices(graph, forward, candidates(graph, forward)):
+        yield chen_retained(graph, forward, checkpoints)
 
 
 def _revolutions(graph: Graph, forward: int) -> Iterator[Retained]:
@@ -190,17 +183,19 @@ BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
         Baseline("griewank", "revolve's binomial schedule, on linear graphs", _revolutions, True, Options),
-        Baseline("chen-sqrt", "√n segments of √n ops, on linear graphs", _roots(_all_forward), only_linear=True),
+        Baseline(
+            "chen-sqrt", "√n segments of √n ops, on linear graphs", partial(_roots, _all_forward), only_linear=True
+        ),
         Baseline(
             "chen-greedy",
             "segments of equal memory, their size searched, on linear graphs",
-            _greedy(_all_forward),
+            partial(_greedy, _all_forward),
             only_linear=True,
         ),
-        Baseline("ap-sqrt", "chen-sqrt between articulation points", _roots(articulation_points)),
-        Baseline("ap-greedy", "chen-greedy between articulation points", _greedy(articulation_points)),
-        Baseline("linearized-sqrt", "chen-sqrt along the topological order", _roots(_all_forward)),
-        Baseline("linearized-greedy", "chen-greedy along the topological order", _greedy(_all_forward)),
+        Baseline("ap-sqrt", "chen-sqrt between articulation points", partial(_roots, articulation_points)),
+        Baseline("ap-greedy", "chen-greedy between articulation points", partial(_greedy, articulation_points)),
+        Baseline("linearized-sqrt", "chen-sqrt along the topological order", partial(_roots, _all_forward)),
+        Baseline("linearized-greedy", "chen-greedy along the topological order", partial(_greedy, _all_forward)),
     )
 }
 """Checkmate, Table 1 and Sections 5.1.1 (articulation points) and 5.1.2 (topological order)."""

@@ -15,13 +15,13 @@ from ..backends.outcome import Ending
 from ..baselines.recompute import Retained, computed
 from ..deadline import TimeUp
 from ..formulate.checkmate import checkmate
-from ..formulate.formulation import Formulation, entries
-from ..formulate.tight import collapsed_stages, tight
+from ..formulate.formulation import Formulation
+from ..formulate.tight import tight
 from ..incumbent import Incumbent
 from ..options import Options, share, whole, word
 from ..program import Floats
 from .heuristics import say_enough
-from .milp import end_of_engine, has_room
+from .milp import end_of_engine, has_room, program_entries
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
 """Allowances in the order tried; 0.1 is what the authors found to work well."""
@@ -57,7 +57,8 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions, spare: object 
     """
     found: dict[float, int | None] = {}  # ε → cost of the cheapest rounding that fits
     say_enough(incumbent)
-    if not has_room(incumbent, _coefficients(incumbent.problem, options), options.memory_bytes):
+    method = "milp" if options.program == "checkmate" else "milp-tight"
+    if not has_room(incumbent, program_entries(method, view_of(incumbent.problem)), options.memory_bytes):
         return
     most = 1.0  # relaxations from this ε on have no solution
     with Engine("highs", memory_bytes=options.memory_bytes) as engine:
@@ -77,14 +78,6 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions, spare: object 
             found[epsilon] = rounding.best
     if incumbent.plan is None and not incumbent.infeasible and found:
         incumbent.ends_without_plan("No rounding of the relaxations tried fits the budget.")
-
-
-def _coefficients(problem: Problem, options: LpRoundingOptions) -> int:
-    """About how many the relaxation has at the whole budget."""
-    view = view_of(problem)
-    if options.program == "checkmate":
-        return entries(view, pairs=True)
-    return entries(view, first=collapsed_stages(view))
 
 
 def _next(found: dict[float, int | None], options: LpRoundingOptions, most: float) -> float | None:

@@ -69,11 +69,11 @@ def formulation_of(method: str, view: ArrayView, options: MilpOptions, stop: Cal
     return (checkmate if method == "milp" else tight)(view, options.recomputations, stop=stop)
 
 
-def program_entries(method: str, view: ArrayView, options: MilpOptions) -> int:
-    """An estimate of the coefficients of the program of a method with these options."""
+def program_entries(method: str, view: ArrayView, sweeps: int = 1) -> int:
+    """An estimate of the coefficients of the program of a method with so many recomputations in a stage."""
     if method == "milp":
-        return entries(view, sweeps=options.recomputations, pairs=True)
-    return entries(view, sweeps=options.recomputations, first=collapsed_stages(view))
+        return entries(view, sweeps=sweeps, pairs=True)
+    return entries(view, sweeps=sweeps, first=collapsed_stages(view))
 
 
 def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool:
@@ -124,7 +124,7 @@ def _solve(
     problem = incumbent.problem
     view = view_of(problem)
     start = _starting_plan(incumbent, spare)
-    if not has_room(incumbent, program_entries(source, view, options), options.memory_bytes):
+    if not has_room(incumbent, program_entries(source, view, options.recomputations), options.memory_bytes):
         return
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes
