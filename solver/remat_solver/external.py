@@ -18,8 +18,8 @@ from .bounds import least_need
 from .formulate.formulation import engine_bytes, entries
 from .interchange import FORMATS, read_solution
 from .methods import method_named
+from .methods.heuristics import StagedOptions
 from .methods.milp import MilpOptions, formulation_of, program_entries
-from .methods.staged import StagedOptions
 from .program import Floats, Program
 from .search.local import polish
 from .staged.relaxation import primal_heuristic

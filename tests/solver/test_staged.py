@@ -29,7 +29,7 @@ from remat_solver.array_view import trace, view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.methods.staged import polished
+from remat_solver.methods.heuristics import polished
 from remat_solver.staged.prove import Proof
 from remat_solver.staged.relaxation import in_order, point
 from remat_solver.staged.rows import Rows, write

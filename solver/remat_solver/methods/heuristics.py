@@ -1,4 +1,4 @@
-"""Methods that find plans and prove nothing: greedy, the local search, the program over blocks."""
+"""Methods of one part each: greedy, the local search, the program over blocks, the staged proof; and first plans."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from remat_ir import plan_of
 from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, peak_of
 
 from ..blocks.plans import plans_by_blocks
+from ..bounds import prove_by_pairs
 from ..incumbent import Incumbent
-from ..options import Options, whole
+from ..options import Options, flag, whole
 from ..search.local import Search, move_s, polish
+from ..staged.prove import Proof
 
 _POLISHING_MOVES = 32768
 """Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
@@ -118,3 +120,30 @@ def run_blocks(incumbent: Incumbent, options: object = None) -> None:
         incumbent.ends_without_plan("blocks does not apply: the forward pass has no narrow places to cut it at.")
     elif incumbent.plan is None and not incumbent.stopped():
         incumbent.ends_without_plan("blocks has no plan within the budget.")
+
+
+@dataclass(frozen=True)
+class StagedOptions(Options):
+    """What the proof may use.
+
+    `memory_bytes`: what its engine may use; 0 means half of what is free, but at least 1 GiB.
+    `polish`: whether the local search makes plans of the relaxations' solutions.
+    """
+
+    polish: bool = flag()
+    memory_bytes: int = whole(0)
+
+
+def run_staged(incumbent: Incumbent, options: StagedOptions, spare: object = None) -> None:
+    """Prove with coarse stages, refined where their solution breaks the memory."""
+    if incumbent.plan is None:
+        prove_by_pairs(incumbent)
+        if incumbent.stopped():
+            return
+    say_enough(incumbent)
+    proof = Proof(incumbent, polish=polished(incumbent) if options.polish else None, memory_bytes=options.memory_bytes)
+    proof.run()
+    if proof.out_of_memory:
+        incumbent.stop_for("memory")
+    elif proof.out_of_time and not incumbent.stopped():
+        incumbent.stop_for("time")

@@ -27,7 +27,7 @@ from ..deadline import Deadline, never
 from ..incumbent import Incumbent, checked
 from ..kernels import await_kernels
 from ..search.local import Search, least_plan
-from .staged import StagedOptions, run_staged
+from .heuristics import StagedOptions, run_staged
 
 METHOD = "least-budget"
 Prover = Callable[[Problem, float, Callable[[], bool]], Answer]
