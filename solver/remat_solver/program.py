@@ -166,7 +166,7 @@ _PART = 2**18
 class Names(NamedTuple):
     """Blocks of rows, or of columns, by the first of each."""
 
-    blocks: tuple[tuple[int, Name], ...]
+    blocks: list[tuple[int, Name]]
 
     def of(self, one: int) -> tuple[str | int, ...]:
         """The name of one row or column; that of one without a name is an empty word."""
@@ -178,18 +178,20 @@ class Builder:
     """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them.
 
     `stop` is asked at each step of a block: once it says so, writing on raises `TimeUp`.
+
+    Attributes:
+        columns, rows: how many there are so far. column_names, names: what they are called.
     """
 
     def __init__(self, stop: Callable[[], bool] = never) -> None:
         self._stop = stop
         self.columns = 0
         self.rows = 0
+        self.column_names, self.names = Names([]), Names([])
         self._cost: list[Floats] = []
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
         self._integer: list[Booleans] = []
-        self._names: list[tuple[int, Name]] = []
-        self._column_names: list[tuple[int, Name]] = []
         self._row_length: list[Integers] = []
         self._row_index: list[Integers] = []
         self._row_value: list[Floats] = []
@@ -209,7 +211,7 @@ class Builder:
         """Add `count` variables, binary unless told otherwise; returns their column indices. `name` as of rows."""
         self.look()
         if count:
-            self._column_names.append((self.columns, name))
+            self.column_names.blocks.append((self.columns, name))
         for store, given in ((self._cost, cost), (self._lower, lower), (self._upper, upper)):
             store.append(_spread(given, count))
         self._integer.append(np.full(count, integer))
@@ -232,7 +234,7 @@ class Builder:
         """Add `count` rows: lower ≤ the sum of the terms ≤ upper; `name` says what they are called in a certificate."""
         self.look()
         if count:
-            self._names.append((self.rows, name))
+            self.names.blocks.append((self.rows, name))
         whole: list[Entries] = []
         for term in terms:
             row, column, value = np.broadcast_arrays(
@@ -262,14 +264,6 @@ class Builder:
     def look(self) -> None:
         """Raise `TimeUp` where the program is not to be written on."""
         look(self._stop)
-
-    def names(self) -> Names:
-        """The names of the rows added so far."""
-        return Names(tuple(self._names))
-
-    def column_names(self) -> Names:
-        """The names of the columns added so far."""
-        return Names(tuple(self._column_names))
 
     def program(self, offset: float = 0.0) -> Program:
         """The program collected so far.

@@ -244,7 +244,7 @@ def write(
     starts = {cut: c + 1 for c, cut in enumerate(columns.cuts)}
     ends = {(starts[begin], columns.stage_of(end)) for begin, end in rows.spans if nested}
     spans = tuple(sorted((first, last) for first, last in ends if first < last))
-    return Round(builder.program(), columns, builder.names(), builder.column_names(), spans)
+    return Round(builder.program(), columns, builder.names, builder.column_names, spans)
 
 
 def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | None:

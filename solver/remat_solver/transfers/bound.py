@@ -112,7 +112,7 @@ def relax(
             _recomputations(view, columns, c, charged.get(c, set()), builder)
         _copies(view, columns, c, builder)
         _link_time(view, columns, c, times, builder)
-    return Written(builder.program(), columns, builder.names(), builder.column_names(), ())
+    return Written(builder.program(), columns, builder.names, builder.column_names, ())
 
 
 def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], ample: int, builder: Builder) -> Columns:
