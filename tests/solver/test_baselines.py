@@ -37,16 +37,17 @@ def unit(layers: int) -> Graph:
 # --- the optimal R for a given S
 
 
+def any_retained(graph: Graph, data: st.DataObject) -> list[list[tuple[int, int]]]:
+    """Any S: up to two runs of stages for each value, after its op."""
+    stages = [st.integers(op + 1, graph.ops) for op in graph.value_op]
+    return [merged(data.draw(st.lists(st.tuples(stage, stage), max_size=2))) for stage in stages]
+
+
 @SETTINGS
 @given(graph=graphs(most_ops=6), data=st.data())
 def test_r_is_optimal_for_s(graph: Graph, data: st.DataObject) -> None:
     """Row by row, no smaller set of ops makes what op t reads and what S adds: by trying all sets."""
-    retained = [
-        merged(
-            data.draw(st.lists(st.tuples(st.integers(op + 1, graph.ops), st.integers(op + 1, graph.ops)), max_size=2))
-        )
-        for op in graph.value_op
-    ]
+    retained = any_retained(graph, data)
     verify(Problem(graph, ROOMY), plan_of(graph, computed(graph, retained)))
     graph = replace(graph, consumes=())  # which may leave a row less than S demands
     pinned, order = pinned_ops(graph), computed(graph, retained)
@@ -90,12 +91,7 @@ def test_r_refuses_what_cannot_be_retained() -> None:
 @given(graph=graphs(most_ops=7), data=st.data())
 def test_freeing_as_the_paper_counts_needs_no_less(graph: Graph, data: st.DataObject) -> None:
     """Any S: the plan is valid, runs the same ops, and holds at least what freeing after the last use holds."""
-    retained = [
-        merged(
-            data.draw(st.lists(st.tuples(st.integers(op + 1, graph.ops), st.integers(op + 1, graph.ops)), max_size=2))
-        )
-        for op in graph.value_op
-    ]
+    retained = any_retained(graph, data)
     order = computed(graph, retained)
     plan = plan_as_given(graph, retained)
     assert list(plan.computes) == order

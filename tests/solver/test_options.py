@@ -27,7 +27,6 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engines: list[tuple[str, int]] = []
-        self.programs: list[tuple[str, int, int]] = []
         self.first = b""
         self.asked: list[dict[str, Any]] = []
         self.sources: set[str] = set()
@@ -40,7 +39,6 @@ class Watch:
             begin(engine, name, memory_bytes=memory_bytes)
 
         def asked(engine: Engine, kind: str, program: Any, members: dict[str, Any], *rest: Any) -> Any:
-            self.programs.append((kind, program.rows, program.columns))
             self.first = self.first or b"".join(
                 getattr(program, field.name).tobytes() for field in fields(program)[:-1]
             )
@@ -82,27 +80,12 @@ def asked(name: str) -> Seen:
     return lambda watch: watch.asked[0][name]
 
 
-def kinds(watch: Watch) -> object:
-    return watch.programs[0][0]
-
-
 def count(watch: Watch) -> object:
-    return len(watch.programs)
+    return len(watch.asked)
 
 
-def cost(watch: Watch) -> object:
-    assert watch.answer is not None
-    return watch.answer.cost_ns
-
-
-def plan(watch: Watch) -> object:
-    assert watch.answer is not None
-    return watch.answer.plan
-
-
-def message(watch: Watch) -> object:
-    assert watch.answer is not None
-    return watch.answer.message
+def said(name: str) -> Seen:
+    return lambda watch: getattr(watch.answer, name)
 
 
 def sources(name: str) -> Seen:
@@ -129,15 +112,15 @@ MILP: dict[str, tuple[object, Seen]] = {
     "seed": (1, asked("seed")),
     "memory_bytes": MEMORY,
 }
-BASE: dict[str, tuple[object, Seen]] = {"freeing": ("paper", plan)}
+BASE: dict[str, tuple[object, Seen]] = {"freeing": ("paper", said("plan"))}
 EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
     **dict.fromkeys(sorted(set(BASELINES) - {"griewank"}), BASE),
     "auto": {
         "search": (False, sources("search")),
         "proof": (False, engines),
-        "seed": (1, plan),
+        "seed": (1, said("plan")),
         "memory_bytes": MEMORY,
-        "deterministic": (True, message),
+        "deterministic": (True, said("message")),
     },
     "staged": {
         "polish": (False, costs),
@@ -145,8 +128,8 @@ EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
     },
     "milp": MILP,
     "milp-tight": MILP,
-    "milp-forward": MILP | {"recomputations": (2, message)},
-    "milp-order": MILP | {"recomputations": (2, message), "most_ops": (8, message)},
+    "milp-forward": MILP | {"recomputations": (2, said("message"))},
+    "milp-order": MILP | {"recomputations": (2, said("message")), "most_ops": (8, said("message"))},
     "lp-rounding": {
         "epsilon": (0.1, count),
         "threshold": (0.99, costs),
@@ -154,14 +137,14 @@ EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
         "tries": (1, count),
         "memory_bytes": MEMORY,
     },
-    "greedy": {"tries": (1, cost)},
-    "search": {"seed": (1, plan), "iterations": (2000, plan)},
-    "rotor": {"slots": (8, cost)},
-    "revolve": {"slots": (8, cost)},
-    "sequential": {"segments": (3, cost)},
-    "pofo": {"slots": (8, cost)},
-    "tags": {"seed": (1, costs), "free": (False, message)},
-    "transfers": {"proof": (False, engines), "seed": (1, plan)},
+    "greedy": {"tries": (1, said("cost_ns"))},
+    "search": {"seed": (1, said("plan")), "iterations": (2000, said("plan"))},
+    "rotor": {"slots": (8, said("cost_ns"))},
+    "revolve": {"slots": (8, said("cost_ns"))},
+    "sequential": {"segments": (3, said("cost_ns"))},
+    "pofo": {"slots": (8, said("cost_ns"))},
+    "tags": {"seed": (1, costs), "free": (False, said("message"))},
+    "transfers": {"proof": (False, engines), "seed": (1, said("plan"))},
 }
 LINEAR = Problem(unit(25), budget_at(unit(25), 0.5))
 POSED = {
