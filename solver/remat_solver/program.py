@@ -6,7 +6,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -63,14 +63,6 @@ class Program:
     def entries(self) -> int:
         """The number of coefficients that are not zero."""
         return len(self.row_value)
-
-    def relaxed(self) -> Program:
-        """The same program without integrality: its LP relaxation."""
-        return replace(self, integer=np.zeros(self.columns, dtype=np.bool_))
-
-    def fixed(self, lower: Floats, upper: Floats) -> Program:
-        """The same program with other bounds on the variables."""
-        return replace(self, lower=np.ascontiguousarray(lower), upper=np.ascontiguousarray(upper))
 
     def activity(self, x: Floats) -> Floats:
         """[rows] A x."""

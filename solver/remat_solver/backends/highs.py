@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import highspy
@@ -50,7 +51,7 @@ def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[
     if kind != "solve":
         # dual simplex; interior point took ten times as long on these programs
         _set(solver, "solver", "simplex")
-        branchable, program = program, program.relaxed()
+        branchable, program = program, replace(program, integer=np.zeros(program.columns, dtype=np.bool_))
     else:
         _set(solver, "mip_abs_gap", float(members["absolute_gap"]))
         _set(solver, "mip_rel_gap", float(members["relative_gap"]))
@@ -134,7 +135,7 @@ def _completed(program: Program, start: Floats, known: Booleans, seconds: float,
     _set(solver, "output_flag", False)
     _set(solver, "threads", _threads)
     _set(solver, "time_limit", seconds)
-    _pass(solver, program.fixed(lower, upper))
+    _pass(solver, replace(program, lower=lower, upper=upper))
 
     def interrupt(event: Any) -> None:
         if link.stop.is_set():

@@ -15,7 +15,7 @@ from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
 from ..incumbent import Incumbent
 from ..options import Options, word
 from .recompute import Retained, computed, plan_as_given
-from .retained import advances, chen_retained, every_root, greedy_choices, revolve_retained
+from .retained import advances, by_size, chen_retained, every_root, revolve_retained, thresholds
 
 
 def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
@@ -159,8 +159,13 @@ def _roots(candidates: Callable[[Graph, int], Sequence[int]], graph: Graph, forw
 
 def _greedy(candidates: Callable[[Graph, int], Sequence[int]], graph: Graph, forward: int) -> Iterator[Retained]:
     """Segments of about equal memory, with a search over their size (Chen et al., Alg. 3)."""
-    for checkpoints in greedy_choices(graph, forward, candidates(graph, forward)):
-        yield chen_retained(graph, forward, checkpoints)
+    allowed = candidates(graph, forward)
+    seen: set[tuple[int, ...]] = set()
+    for threshold in thresholds(graph, forward):
+        chosen = by_size(graph, forward, allowed, threshold)
+        if chosen not in seen:
+            seen.add(chosen)
+            yield chen_retained(graph, forward, chosen)
 
 
 def _revolutions(graph: Graph, forward: int) -> Iterator[Retained]:

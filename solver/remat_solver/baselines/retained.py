@@ -51,16 +51,6 @@ def thresholds(graph: Graph, forward: int) -> list[int]:
     return [ordered[round(i * step)] for i in range(MOST_THRESHOLDS)]
 
 
-def greedy_choices(graph: Graph, forward: int, candidates: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The different sets of checkpoints that some segment size leads to, from one segment to many."""
-    seen = set()
-    for threshold in thresholds(graph, forward):
-        chosen = by_size(graph, forward, candidates, threshold)
-        if chosen not in seen:
-            seen.add(chosen)
-            yield chosen
-
-
 def chen_retained(graph: Graph, forward: int, checkpoints: Sequence[int]) -> Retained:
     """What Chen's backward pass holds, as S, given checkpoints among the forward ops.
 
