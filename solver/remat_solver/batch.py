@@ -166,13 +166,13 @@ class _Tries:
         answer = curve.solve(
             budget, method, None if limit == float("inf") else limit, options, cancelled, enough=decided
         )
-        known = curve.best(budget)
-        if known is not None and known[0] <= self.most and isinstance(known[1], Plan):
-            self.plan = known[1]
+        known = curve.at(budget)
+        if known.cost_ns is not None and known.cost_ns <= self.most and isinstance(known.plan, Plan):
+            self.plan = known.plan
             self.search.reached(max(batch, self.family.largest(self.plan)))
-        elif curve.infeasible(budget) or curve.bound(budget) > self.most:
+        elif known.infeasible or curve.bound(budget) > self.most:
             self.search.impossible(batch)
-            self.above = curve.at(budget).proof
+            self.above = known.proof
         else:
             self.search.tried(batch, answer.limit == "time")
 

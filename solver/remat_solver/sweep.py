@@ -145,22 +145,13 @@ class Curve:
             if bound_ns is not None and (budget_bytes, bound_ns, here) not in self._bounds:
                 self._bounds.append((budget_bytes, bound_ns, here))
 
-    def best(self, budget_bytes: int) -> tuple[int, AnyPlan] | None:
-        """The cheapest known plan within a budget, with its cost."""
-        known = self.at(budget_bytes)
-        return None if known.plan is None or known.cost_ns is None else (known.cost_ns, known.plan)
-
     def bound(self, budget_bytes: int) -> int:
         """The best bound known for a budget: the largest that was proved at it or above it."""
         return max((ns for at, ns, _ in self._bounds if at >= budget_bytes), default=self.subject.total_cost_ns)
 
-    def infeasible(self, budget_bytes: int) -> bool:
-        """Whether a budget is proved too small."""
-        return budget_bytes < self.least_bytes
-
     def at(self, budget_bytes: int) -> Known:
         """All that is known about one budget, in bytes, fixed ones included."""
-        known = Known(Problem(self.subject, budget_bytes), infeasible=self.infeasible(budget_bytes))
+        known = Known(Problem(self.subject, budget_bytes), infeasible=budget_bytes < self.least_bytes)
         known = known.needing(self.least_bytes, self._too_small)
         # the best bound at the next larger budget that has a certificate
         above = [(at, -ns, proof) for at, ns, proof in self._bounds if at >= budget_bytes and proof is not None]
@@ -256,12 +247,12 @@ class Curve:
         most = max(verdict.cost_ns for verdict, _ in self.plans) * 3 // 2
         widest: tuple[int, int] | None = None
         for left, right in pairwise(ends):
-            known, reached = self.best(left), self.best(right)
+            known, reached = self.at(left).cost_ns, self.at(right).cost_ns
             if reached is None:
                 stop, height = right, most - self.bound(right)
             else:
-                stop = min(peak for (cost, peak), _ in self.plans if cost <= reached[0])
-                height = (most if known is None else known[0]) - self.bound(right)
+                stop = min(peak for (cost, peak), _ in self.plans if cost <= reached)
+                height = (most if known is None else known) - self.bound(right)
             middle = (left + stop) // 2
             if middle > left and middle not in done and (widest is None or (stop - left) * height > widest[0]):
                 widest = (stop - left) * height, middle

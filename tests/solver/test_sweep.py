@@ -12,7 +12,7 @@ from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, linear_graphs
+from drawn import examples, graphs, layered, linear_graphs
 from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
 from remat_ir.batch import BatchFamily, one_forward_pass_more
 from remat_solver import solve
@@ -26,8 +26,7 @@ LAYERS = 8
 CHAIN = graph_of(
     [3, 4, 5, 2, 6, 6, 8, 10, *[5] * LAYERS],
     [4, 6, 5, 3, 4, 3, 5, 4, *[3] * LAYERS],
-    [[i - 1] if i else [] for i in range(LAYERS)]
-    + [sorted({max(i - 1, 0), i, 2 * LAYERS - 2 - i if i < LAYERS - 1 else i}) for i in reversed(range(LAYERS))],
+    layered(LAYERS),
     backward_from=LAYERS,
     fixed_bytes=10,
 )
@@ -115,13 +114,14 @@ def test_knowledge_flows_both_ways() -> None:
     found = sweep(CHAIN, [budget_at(CHAIN, 0.8)], method="linearized-greedy")[0]
     assert found.peak_bytes is not None
     curve.add(found)
-    assert curve.best(found.peak_bytes - 1) is None
-    assert curve.best(found.peak_bytes) == (found.cost_ns, found.plan)
+    assert curve.at(found.peak_bytes - 1).plan is None
+    known = curve.at(found.peak_bytes)
+    assert (known.cost_ns, known.plan) == (found.cost_ns, found.plan)
     curve.bounded(50, 70)
     assert [curve.bound(49), curve.bound(50), curve.bound(51)] == [70, 70, CHAIN.total_cost_ns]
     curve.add(Answer(Status.INFEASIBLE, "auto", 20))
-    assert curve.infeasible(20)
-    assert not curve.infeasible(plain_peak(CHAIN))
+    assert curve.at(20).infeasible
+    assert not curve.at(plain_peak(CHAIN)).infeasible
 
 
 def test_restricted_bounds_stay_at_home() -> None:
