@@ -162,10 +162,7 @@ class _Tries:
             cheap = news.cost_ns is not None and news.cost_ns <= self.most
             return cheap or (news.whole_bound_ns is not None and news.whole_bound_ns > self.most)
 
-        limit = min(time_limit_s or float("inf"), self.deadline.remaining())
-        answer = curve.solve(
-            budget, method, None if limit == float("inf") else limit, options, cancelled, enough=decided
-        )
+        answer = curve.solve(budget, method, time_limit_s, self.deadline, options, cancelled, decided)
         known = curve.at(budget)
         if known.cost_ns is not None and known.cost_ns <= self.most and isinstance(known.plan, Plan):
             self.plan = known.plan

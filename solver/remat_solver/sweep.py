@@ -74,8 +74,7 @@ def sweep(
     while (budget := curve.refine(done, points) if asked is None else _widest(asked, done)) is not None:
         if deadline.passed() or (cancelled is not None and cancelled()):
             break
-        limit = min(time_limit_s or float("inf"), deadline.remaining())
-        done[budget] = curve.solve(budget, method, None if limit == float("inf") else limit, options, cancelled)
+        done[budget] = curve.solve(budget, method, time_limit_s, deadline, options, cancelled)
         if on_answer is not None:
             on_answer(done[budget])
     for budget in asked or ():
@@ -173,8 +172,9 @@ class Curve:
         budget: int,
         method: str,
         time_limit_s: float | None,
-        options: Mapping[str, object] | None = None,
-        cancelled: Callable[[], bool] | None = None,
+        deadline: Deadline,
+        options: Mapping[str, object] | None,
+        cancelled: Callable[[], bool] | None,
         enough: Callable[[Progress], bool] | None = None,
     ) -> Answer:
         """Solve at a budget from the neighbours' plan and bound, unless they settle it, and take over the outcome.
@@ -182,10 +182,10 @@ class Curve:
         The whole space's certificate is taken over also where the answer reports a restricted bound. `enough` may end
         the solve at an improvement.
         """
+        limit, ended = min(time_limit_s or float("inf"), deadline.remaining()), False
         known = self.at(budget)
         if known.settled(self.max_gap):
             return checked(known.problem, known.answer(method, self.max_gap))
-        ended = False
 
         def progress(news: Progress) -> None:
             nonlocal ended
@@ -194,7 +194,7 @@ class Curve:
         answer = solve(
             Problem(self.subject, budget),
             method=method,
-            time_limit_s=time_limit_s,
+            time_limit_s=None if limit == float("inf") else limit,
             max_gap=self.max_gap,
             options=options,
             start=known.plan,
