@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from remat_ir import Chain, Graph, InvalidData, Plan, Problem, gap_of, plain_plan
+from remat_ir import Chain, Graph, InvalidData, Join, Plan, Problem, gap_of, plain_plan
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
@@ -19,6 +19,7 @@ from ..blocks.plans import plans_by_blocks
 from ..bounds import prove_by_pairs
 from ..deadline import Deadline
 from ..incumbent import Incumbent
+from ..join.method import join
 from ..lift import LiftedIncumbent
 from ..options import Options, flag, whole
 from ..portfolio import Member, give_way
@@ -28,7 +29,7 @@ from ..staged.prove import Proof
 from ..staged.windows import prove_by_windows
 from ..transfers.method import TransferOptions, keep_recompute_offload
 from .heuristics import first_plan, other_plans, polished
-from .structured import AT_ONCE, offer_chain, offload_program, run_structured
+from .structured import AT_ONCE, offer_chain, offer_persistent, offload_program
 
 _LOG = logging.getLogger("remat.auto")
 
@@ -72,9 +73,17 @@ class AutoOptions(Options):
 
 
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
-    """Combine the methods; anytime: every improvement is offered as soon as it is found."""
-    if not isinstance(incumbent.problem.subject, Graph):
-        run_structured(incumbent, lambda chain: _run_general(chain, options))
+    """Combine the methods; anytime: every improvement is offered as soon as it is found.
+
+    A join is solved by its program, which is optimal, and a chain by the persistent program first.
+    """
+    subject = incumbent.problem.subject
+    if isinstance(subject, Join):
+        join(incumbent)
+    elif isinstance(subject, Chain):
+        offer_persistent(incumbent)
+        if not incumbent.stopped():
+            _run_general(incumbent, options)
     elif not keep_everything(incumbent):
         _run_general(incumbent, options)
 

@@ -1,17 +1,14 @@
-"""What auto does where the problem has a structure: the program for it first, then everything else from there."""
+"""What auto does first where the problem has the structure of a chain: the program for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from remat_ir import Chain, Join, Plan, overhead_of
+from remat_ir import Chain, Plan, overhead_of
 
 from ..chain.network import linear_network
 from ..chain.persistent import slots_for
 from ..chain.rotor import RotorOptions, rotor
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..join.method import join
 from ..lift import LiftedIncumbent
 from ..offload.method import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
 
@@ -28,18 +25,11 @@ MOST_WORK = 6e9
 """Additions that the chain program may take before the general solver has its turn: about two seconds."""
 
 
-def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
-    """Solve a chain or a join: a join by its program, which is optimal; a chain by the persistent program first, then
-    by `general` from that incumbent, in the time left.
-    """
-    if isinstance(incumbent.problem.subject, Join):
-        join(incumbent)
-        return
+def offer_persistent(incumbent: Incumbent) -> None:
+    """Offer the persistent optimum of a chain, by as many slots as fit `MOST_WORK`: 500 up to about 400 stages."""
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
-    _offer_persistent(incumbent, affordable_slots(chain.stages))
-    if not incumbent.stopped():
-        general(incumbent)
+    _offer_persistent(incumbent, max(50, min(500, int(6 * MOST_WORK / chain.stages**3))))
 
 
 def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
@@ -85,22 +75,14 @@ def chain_plan(incumbent: Incumbent) -> Plan | None:
 
 
 def offload_program(incumbent: Incumbent) -> None:
-    """The offload program of a chain with a link: ever finer as the time allows, where 50 slots take a few seconds."""
+    """The offload program of a chain with a link, ever finer as the time allows.
+
+    By all slots that there are where the first 50 take a few seconds, which is up to 60 stages or so (B.4); else by
+    what takes no longer.
+    """
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
-    pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
-
-
-def offload_slots(stages: int) -> int:
-    """The most slots for the offload program: all that there are where the first 50 take a few seconds, which is up to
-    60 stages or so (B.4); else what takes no longer.
-    """
     slots = ENOUGH_SLOTS
-    while slots > 8 and stages**2 * slots**3 + stages**3 * slots**2 > 1e9:
+    while slots > 8 and chain.stages**2 * slots**3 + chain.stages**3 * slots**2 > 1e9:
         slots -= 1
-    return MOST_SLOTS if slots == ENOUGH_SLOTS else slots
-
-
-def affordable_slots(stages: int) -> int:
-    """How many memory slots fit the work that auto spends on a chain program: 500 up to about 400 stages."""
-    return max(50, min(500, int(6 * MOST_WORK / stages**3)))
+    pofo(incumbent, PofoOptions(MOST_SLOTS if slots == ENOUGH_SLOTS else slots))
