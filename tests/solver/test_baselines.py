@@ -329,8 +329,7 @@ def test_memory_falls_with_the_root(layers: int) -> None:
 
 def test_a_baseline_offers_nothing_once_it_is_cancelled() -> None:
     """It looks before it makes a plan, whose replay takes longest, of what it found."""
-    inputs = [[]] + [[i - 1] for i in range(1, 20)] + [[19]] + [[19 + k, 19 - k] for k in range(1, 20)]
-    graph = graph_of([10] * 40, [100] * 40, inputs, backward_from=20)
+    graph = graph_of([10] * 40, [100] * 40, layered(20, read_inputs=False), backward_from=20)
     for polls in (0, 1):
         cancelled = After(polls)
         incumbent = Incumbent(Problem(graph, plain_peak(graph)), Deadline(None), cancelled=cancelled)
