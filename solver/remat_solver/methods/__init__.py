@@ -18,14 +18,15 @@ from ..join.method import equiv_chain, join
 from ..lift import LiftedIncumbent
 from ..offload.method import PofoOptions, pofo
 from ..options import Options
+from ..transfers.method import TransferOptions
 from .auto import AutoOptions, run_auto
-from .fallback import falling_back
 from .heuristics import GreedyOptions, SearchOptions, StagedOptions, run_blocks, run_greedy, run_search, run_staged
 from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
 from .milp import MilpOptions, OrderOptions, run_forward, run_milp, run_order
+from .structured import falling_back
 from .tags import TagOptions, run_tags
-from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers
+from .transfers import layer_fractions, offload_all, offload_only, save_on_cpu, transfers
 
 KINDS = ("graph", "chain", "join")
 GRAPH_OR_CHAIN = KINDS[:2]

@@ -22,7 +22,7 @@ from ..formulate.tight import any_order, collapsed_stages, forward, reordered, t
 from ..incumbent import Incumbent
 from ..options import Options, whole, word
 from ..program import Floats
-from .fallback import Spare
+from .structured import Spare
 
 _MOST_TIGHTENINGS = 6
 

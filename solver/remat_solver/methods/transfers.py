@@ -9,8 +9,6 @@ from ..offload import method as of_chain
 from ..transfers import baselines, method
 from ..transfers.method import TransferOptions, keep_recompute_offload, search_of
 
-__all__ = ["TransferOptions", "layer_fractions", "offload_all", "offload_only", "save_on_cpu", "transfers"]
-
 
 def transfers(incumbent: Incumbent, options: TransferOptions) -> None:
     """Plan a graph or a chain with a link, without the general solver's plans for the start."""
