@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import networkx as nx
 import pytest
 from benchmarks.graphs.instances import instance
-from hypothesis import given, settings
 
-from drawn import examples, graphs
 from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
 from remat_solver.backends.engine import Engine
-from remat_solver.baselines.heuristics import articulation_points
 from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
 from remat_solver.chain import table as table_module
@@ -93,18 +89,6 @@ def test_the_least_budget_is_left_where_it_is_stopped() -> None:
 
 def test_a_table_of_pairs_that_is_stopped_says_nothing() -> None:
     assert not pair_table(little_graph(0, 10), After(0)).any()
-
-
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
-@given(graph=graphs(most_ops=9))
-def test_articulation_points_are_those_of_networkx(graph: Graph) -> None:
-    """Which takes longer to load than most plans take."""
-    for forward in range(1, graph.ops + 1):
-        joined = nx.Graph([(-1, 0), (forward - 1, forward)])
-        joined.add_nodes_from(range(forward))
-        joined.add_edges_from((graph.value_op[v], op) for op in range(forward) for v in graph.op_inputs[op])
-        expected = sorted(op for op in nx.articulation_points(joined) if 0 <= op < forward)
-        assert articulation_points(graph, forward) == expected
 
 
 @pytest.mark.parametrize(
