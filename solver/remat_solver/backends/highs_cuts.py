@@ -102,7 +102,7 @@ _HIGH = 0.5
 
 @dataclass(frozen=True)
 class Cut:
-    """Σ index/value ≤ most, and how it follows: what `cutting` reads, but for the scale."""
+    """Σ index/value ≤ most, and how it follows: a kind, and what a `CoverRow` or a `DerivedRow` has but the scale."""
 
     origin: tuple[Any, ...]
     index: NDArray[np.int64]
@@ -115,7 +115,7 @@ class Cut:
         return self.most, self.index.tobytes(), self.value.tobytes()
 
     def wire(self) -> list[Any]:
-        """What `cutting` reads."""
+        """What is sent of it: its kind, and all that a `CoverRow` or a `DerivedRow` has."""
         return [*self.origin, self.scale]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,10 @@ class DerivedRow(NamedTuple):
         scale: what its whole coefficients were multiplied by in the linear programs.
     """
 
-    multipliers: tuple[tuple[int, int], ...]
+    multipliers: list[list[int]]
     divisor: int
     coarser: int
-    complemented: tuple[int, ...]
+    complemented: list[int]
     scale: float
 
 
@@ -39,22 +39,12 @@ class CoverRow(NamedTuple):
     """
 
     row: int
-    weights: tuple[tuple[int, int], ...]
+    weights: list[list[int]]
     most: int
     scale: float
 
 
 Cutting: TypeAlias = DerivedRow | CoverRow
-
-
-def cutting(data: list[Any]) -> Cutting:
-    """Read what a worker sends of a cutting plane."""
-    if data[0] == "cover":
-        _, row, weights, most, scale = data
-        return CoverRow(row, tuple((column, weight) for column, weight in weights), most, scale)
-    _, rows, divisor, coarser, complemented, scale = data
-    multipliers = tuple((row, multiplier) for row, multiplier in rows)
-    return DerivedRow(multipliers, divisor, coarser, tuple(complemented), scale)
 
 
 class Tree(NamedTuple):
@@ -165,6 +155,7 @@ class Best:
 def _tree_of(message: Message) -> Tree | None:
     if "leaf_start" not in message.arrays:
         return None
-    cuts = tuple(cutting(data) for data in message.members["cuts"])
+    made: dict[str, type[CoverRow | DerivedRow]] = {"cover": CoverRow, "round": DerivedRow}
+    cuts = tuple(made[kind](*rest) for kind, *rest in message.members["cuts"])
     arrays = {name: message.arrays.get(name) for name in Tree._fields if name not in ("cuts", "late")}
     return Tree(**arrays, cuts=cuts, late=message.members["late"])  # type: ignore[arg-type]
