@@ -65,7 +65,10 @@ def refuted(
 
 def report_bound(problem: Problem, plan: AnyPlan | None, bound_ns: int, within: Sequence[str], source: str) -> None:
     """Log that a bound is above the cost of a verified plan of its space."""
-    cost = None if plan is None else _cost_of(problem, plan)
+    cost = None
+    if plan is not None:
+        with contextlib.suppress(InvalidPlan):
+            cost = verify(problem, plan).cost_ns
     claim = f"{source} claims that no {described(within)} costs less than {bound_ns} ns, and one costs {cost} ns"
     _report(problem, plan, claim, {"bound_ns": bound_ns, "within": list(within), "source": source})
 
@@ -80,12 +83,6 @@ def report_plan(problem: Problem, plan: AnyPlan | None, source: str, error: Inva
     """Log that a method has made a plan that does not verify."""
     claim = f"a plan of {source} does not verify and is dropped: {error}"
     _report(problem, plan, claim, {"source": source}, "a method is wrong")
-
-
-def _cost_of(problem: Problem, plan: AnyPlan) -> int | None:
-    with contextlib.suppress(InvalidPlan):
-        return verify(problem, plan).cost_ns
-    return None
 
 
 def _report(

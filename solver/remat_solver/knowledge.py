@@ -174,14 +174,10 @@ class Known:
         saying = [bound for bound in self.bounds if cost is None or bound.ns <= cost]
         return max((Bound(whole), *saying), key=lambda bound: bound.ns)
 
-    def gap(self, max_gap: float = 0.0) -> float | None:
-        """(cost − bound) / cost, None without a plan."""
-        return None if self.cost_ns is None else gap_of(self.cost_ns, self.bound(max_gap).ns)
-
     def settled(self, max_gap: float = 0.0) -> bool:
         """Whether more would change nothing: no plan fits, or the best one is within the gap."""
-        gap = self.gap(max_gap)
-        return self.infeasible or (gap is not None and gap <= max_gap)
+        cost = self.cost_ns
+        return self.infeasible or (cost is not None and gap_of(cost, self.bound(max_gap).ns) <= max_gap)
 
     def status(self, max_gap: float = 0.0, ending: Ending = Ending()) -> tuple[Status, str | None]:
         """How an attempt stands that ended so, and what limited it: None where nothing did."""
