@@ -67,15 +67,14 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions, spare: object 
             if epsilon is None:
                 break
             try:
-                rounding = _Rounding(incumbent, options, epsilon)
+                ending, best = _round(incumbent, options, epsilon, engine)
             except TimeUp:
                 break
-            ending = rounding.solve(engine)
             if ending == "infeasible" and epsilon:
                 most = min(most, epsilon)
             elif ending != "optimal":
                 break
-            found[epsilon] = rounding.best
+            found[epsilon] = best
     if incumbent.plan is None and not incumbent.infeasible and found:
         incumbent.ends_without_plan("No rounding of the relaxations tried fits the budget.")
 
@@ -98,47 +97,39 @@ def _next(found: dict[float, int | None], options: LpRoundingOptions, most: floa
     return middle if width > 0.002 else None
 
 
-class _Rounding:
-    """One relaxation at one ε, and its roundings."""
+def _round(
+    incumbent: Incumbent, options: LpRoundingOptions, epsilon: float, engine: Engine
+) -> tuple[Ending, int | None]:
+    """Solve the relaxation at one ε and offer its roundings: how it ended, and the cost of the cheapest that fits.
 
-    def __init__(self, incumbent: Incumbent, options: LpRoundingOptions, epsilon: float) -> None:
-        problem = incumbent.problem
-        self.incumbent, self.graph, self.epsilon = incumbent, problem.graph, epsilon
-        self.thresholds = THRESHOLDS if options.threshold is None else (options.threshold,)
-        room = problem.budget_bytes - self.graph.fixed_bytes
-        budget = self.graph.fixed_bytes + int((1 - epsilon) * room)
-        make = tight if options.program == "tight" else checkmate
-        self.formulation: Formulation = make(view_of(Problem(self.graph, budget)), stop=incumbent.stopped)
-        self.best: int | None = None
-
-    def solve(self, engine: Engine) -> Ending:
-        """Solve the relaxation, offer its roundings, and say how the relaxation ended."""
-        program = self.formulation.program
-        outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
-        end_of_engine(self.incumbent, outcome)
-        if outcome.status == "infeasible" and self.epsilon == 0:
-            self.incumbent.ends_without_plan(
-                "The engine finds no solution of the linear relaxation; in floating point that proves nothing.",
-                (ONE_PER_STAGE,),
-            )
-        if outcome.status == "optimal" and self.epsilon == 0 and outcome.row_dual is not None:
-            bound = self.formulation.bound_ns(program.dual_bound(outcome.row_dual))
-            self.incumbent.raise_bound(bound, "lp-rounding", (ONE_PER_STAGE,))
-        if outcome.x is not None:
-            for threshold in self.thresholds:
-                self._offer(outcome.x, threshold)
-                if self.incumbent.stopped():
-                    break
-        return outcome.status
-
-    def _offer(self, x: Floats, threshold: float) -> None:
-        order = computed(self.graph, rounded(self.formulation, self.graph, x, threshold))
-        cost = sum(self.graph.op_cost_ns[op] for op in order)
-        if self.best is not None and cost >= self.best:
-            return
-        peak = self.incumbent.offer_or_suffices(plan_of(self.graph, order), f"lp-rounding ε = {self.epsilon:.3g}")
-        if peak <= self.incumbent.problem.budget_bytes:
-            self.best = cost
+    Raises:
+        TimeUp: the time was up before the relaxation was written.
+    """
+    problem, graph = incumbent.problem, incumbent.problem.graph
+    budget = graph.fixed_bytes + int((1 - epsilon) * (problem.budget_bytes - graph.fixed_bytes))
+    make = tight if options.program == "tight" else checkmate
+    formulation: Formulation = make(view_of(Problem(graph, budget)), stop=incumbent.stopped)
+    outcome = engine.lp(formulation.program, deadline=incumbent.deadline, stopped=incumbent.stopped)
+    end_of_engine(incumbent, outcome)
+    if outcome.status == "infeasible" and epsilon == 0:
+        incumbent.ends_without_plan(
+            "The engine finds no solution of the linear relaxation; in floating point that proves nothing.",
+            (ONE_PER_STAGE,),
+        )
+    if outcome.status == "optimal" and epsilon == 0 and outcome.row_dual is not None:
+        bound = formulation.bound_ns(formulation.program.dual_bound(outcome.row_dual))
+        incumbent.raise_bound(bound, "lp-rounding", (ONE_PER_STAGE,))
+    best: int | None = None
+    if outcome.x is not None:
+        for threshold in THRESHOLDS if options.threshold is None else (options.threshold,):
+            order = computed(graph, rounded(formulation, graph, outcome.x, threshold))
+            cost = sum(graph.op_cost_ns[op] for op in order)
+            if best is None or cost < best:
+                peak = incumbent.offer_or_suffices(plan_of(graph, order), f"lp-rounding ε = {epsilon:.3g}")
+                best = cost if peak <= problem.budget_bytes else best
+            if incumbent.stopped():
+                break
+    return outcome.status, best
 
 
 def rounded(formulation: Formulation, graph: Graph, x: Floats, threshold: float) -> Retained:
