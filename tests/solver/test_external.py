@@ -32,14 +32,12 @@ GRAPH = graph_of(
 PROBLEM = Problem(GRAPH, budget_at(GRAPH, 0.8))
 
 
-def highs_solution(model: str, form: str, folder: Path, option: dict[str, object] | None = None) -> tuple[str, float]:
+def highs_solution(model: str, form: str, folder: Path) -> tuple[str, float]:
     """What HiGHS writes after it has read and solved a model file, and its optimum."""
     path = folder / f"model.{form}"
     path.write_text(model)
     engine = highspy.Highs()
     engine.silent()
-    for key, value in (option or {}).items():
-        engine.setOptionValue(key, value)
     assert engine.readModel(str(path)) == highspy.HighsStatus.kOk
     engine.run()
     engine.writeSolution(str(folder / "found.sol"), 0)

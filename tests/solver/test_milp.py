@@ -27,23 +27,23 @@ def chain(layers: int, costs: list[int], sizes: list[int]) -> Graph:
 
 
 SMALL = chain(6, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 2, 4, 6, 2, 6, 4])
+PROBLEM = Problem(SMALL, budget_at(SMALL, 0.7))
 
 OPTIMUM = 63
 
 
 @pytest.mark.thorough
 def test_the_known_optimum_is_brute_forces() -> None:
-    assert optimum(Problem(SMALL, budget_at(SMALL, 0.7)), BRUTE_STAGES).cost_ns == OPTIMUM
+    assert optimum(PROBLEM, BRUTE_STAGES).cost_ns == OPTIMUM
 
 
 @pytest.mark.parametrize(("method", "engine"), [*zip(METHODS, ("highs", "cbc", "highs"), strict=True), ("milp", "cbc")])
 def test_proves_the_optimum(method: str, engine: str) -> None:
-    problem = Problem(SMALL, budget_at(SMALL, 0.7))
-    answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60, options={"engine": engine})
+    answer = solve(PROBLEM, method=method, max_gap=0.0, time_limit_s=60, options={"engine": engine})
     assert answer.status is Status.OPTIMAL, answer
     assert answer.plan is not None
     assert answer.cost_ns == answer.bound_ns == OPTIMUM
-    assert verify(problem, answer.plan).cost_ns == OPTIMUM
+    assert verify(PROBLEM, answer.plan).cost_ns == OPTIMUM
     assert ONE_PER_STAGE in answer.restricted_to
     assert (FORWARD_OPS in answer.restricted_to) == (method == "milp-forward")
 
@@ -86,8 +86,7 @@ def test_proves_all_known_optima(name: str, fraction: float, optimum_ns: int, me
 
 
 def test_two_recomputations_per_stage_name_their_space() -> None:
-    problem = Problem(SMALL, budget_at(SMALL, 0.7))
-    answer = solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60, options={"recomputations": 2})
+    answer = solve(PROBLEM, method="milp-tight", max_gap=0.0, time_limit_s=60, options={"recomputations": 2})
     assert answer.cost_ns == OPTIMUM
     assert answer.restricted_to == ("2-recomputations-per-stage",)
 
@@ -114,8 +113,7 @@ def test_a_time_limit_ends_with_plan_and_bound() -> None:
 
 
 def test_too_large_for_the_memory_is_an_answer() -> None:
-    problem = Problem(SMALL, budget_at(SMALL, 0.7))
-    answer = solve(problem, method="milp", time_limit_s=20, options={"memory_bytes": 1000})
+    answer = solve(PROBLEM, method="milp", time_limit_s=20, options={"memory_bytes": 1000})
     assert answer.limit == "memory"
     assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
 
@@ -143,8 +141,7 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.thorough
 def test_same_input_same_plan() -> None:
-    problem = Problem(SMALL, budget_at(SMALL, 0.7))
-    plans = {solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60).plan for _ in range(2)}
+    plans = {solve(PROBLEM, method="milp-tight", max_gap=0.0, time_limit_s=60).plan for _ in range(2)}
     assert len(plans) == 1
 
 
