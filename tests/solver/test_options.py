@@ -192,8 +192,17 @@ def watched(method: str, problem: Problem, option: str | None = None) -> Watch |
         ("auto", "proof", 1, "proof must be true or false, not 1"),
         ("lp-rounding", "epsilon", None, ""),
         ("lp-rounding", "epsilon", "a", "epsilon must be at least 0 and below 1, not 'a'"),
+        ("lp-rounding", "epsilon", 1.0, "epsilon must be at least 0 and below 1, not 1.0"),
+        ("lp-rounding", "threshold", -0.1, "threshold must be at least 0 and below 1, not -0.1"),
+        ("lp-rounding", "program", "best", "program must be one of tight, checkmate, not 'best'"),
+        ("lp-rounding", "tries", 0, "tries must be an integer from 1, not 0"),
+        ("lp-rounding", "seed", 1, "has no option 'seed'"),
         ("milp", "engine", "glpk", "engine must be one of highs, cbc, not 'glpk'"),
         ("milp", "seed", None, "seed must be an integer from 0 to 2147483646, not None"),
+        ("milp-tight", "recomputations", 0, "recomputations must be an integer from 1 to 8, not 0"),
+        ("milp-tight", "recomputations", "2", "recomputations must be an integer from 1 to 8, not '2'"),
+        ("milp-tight", "threads", True, "threads must be an integer from 1 to 64, not True"),
+        ("milp-tight", "no_such", 1, "has no option 'no_such'; it has engine"),
     ],
 )
 def test_a_value_that_an_option_does_not_take(method: str, option: str, value: object, says: str) -> None:
