@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import nn
 
 import remat
-from benchmarks.harness.serve import serving
+from benchmarks.harness.serve import Processes
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import build
 from remat.cli.show import percent
@@ -266,6 +266,11 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
+def served(folder: Path, store: Path) -> Processes:
+    """A service on a store that may be kept, and that no key seals, so that a later run can read it."""
+    return Processes(folder, f"sqlite:///{store}", seal_key="")
+
+
 def first_run(url: str, limit_s: float, console: Console) -> list[Result]:
     """Plan, train and measure both models."""
     results = []
@@ -322,14 +327,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = (given.store or Path(folder) / "store.sqlite").resolve()
         known = store.exists()
-        with serving(store) as served:
-            url = served.url
-            console.print(f"service at {url}, store {store}{' (known)' if known else ''}", highlight=False)
-            results = first_run(url, given.time_limit, console)
+        with served(Path(folder), store) as service:
+            service.serve()
+            console.print(f"service at {service.url}, store {store}{' (known)' if known else ''}", highlight=False)
+            results = first_run(service.url, given.time_limit, console)
         again = True
         if not given.once:
-            with serving(store) as served:  # another process: what it knows, it has from the store
-                again = second_run(served.url, given.time_limit, console)
+            with served(Path(folder), store) as service:  # another process: what it knows, it has from the store
+                service.serve()
+                again = second_run(service.url, given.time_limit, console)
     console.print(table_of(results))
     for result in results:
         for name in result.differing[:5]:

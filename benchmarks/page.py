@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.graphs.instances import instance
-from benchmarks.harness.serve import serving
+from benchmarks.harness.serve import Processes
 from remat_ir import Graph, Problem, budget_at, plain_peak
 
 OUT = Path("docs/figures/page")
@@ -98,11 +98,12 @@ def looking() -> Iterator[Asked]:
     found = os.environ.get("REMAT_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder) / "page.sqlite") as served,
+        Processes(Path(folder)) as service,
         sync_playwright() as driver,
     ):
+        service.serve()
         browser = driver.chromium.launch(executable_path=found, args=QUIET)
-        yield Asked(served.url, browser)
+        yield Asked(service.url, browser)
         browser.close()
 
 

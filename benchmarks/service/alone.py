@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import httpx2
 
+from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
-from benchmarks.service.crowd import JSON, Processes, ask, client, cpu_seconds, in_thread, many, step, timed, verified
+from benchmarks.service.crowd import JSON, ask, client, cpu_seconds, in_thread, many, step, timed, verified
 from benchmarks.service.misses import load, post_of
 from remat_ir import Graph, Problem, budget_at, plain_peak
 

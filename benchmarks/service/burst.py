@@ -20,9 +20,10 @@ import psutil
 import psycopg
 
 from benchmarks.harness.postgres import PrivatePostgres
+from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
 from benchmarks.service.capacity import Costs, waiting_s
-from benchmarks.service.crowd import Processes, ask, client, cpu_seconds, in_thread, step
+from benchmarks.service.crowd import ask, client, cpu_seconds, in_thread, step
 from benchmarks.service.misses import post_of, sent
 from remat_ir import Problem, plain_peak
 

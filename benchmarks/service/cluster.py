@@ -15,8 +15,9 @@ import psycopg
 from pydantic import SecretStr
 
 from benchmarks.harness.postgres import PrivatePostgres
+from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
-from benchmarks.service.crowd import Processes, in_thread, many
+from benchmarks.service.crowd import in_thread, many
 from remat_service.context import Context
 from remat_service.settings import Settings
 from remat_service.solving.cluster import Fleet

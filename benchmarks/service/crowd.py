@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import re
-import secrets
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import httpx2
@@ -47,76 +41,6 @@ def step(ops: int, seed: int) -> Graph:
     costs = [dice.randrange(1_000, 100_000) for _ in range(2 * layers)]
     sizes = [dice.randrange(1_000, 1_000_000) for _ in range(2 * layers)]
     return graph_of(costs, sizes, inputs, backward_from=layers)
-
-
-_STARTS = 10
-"""How often a process is started that ends before it is ready."""
-
-
-class Processes:
-    """What a scenario has started, ended with the block that it is used in."""
-
-    def __init__(self, folder: Path, url: str | None = None, **settings: Any) -> None:
-        self.folder = folder
-        self.environment = {
-            **os.environ,
-            "REMAT_DATABASE_URL": url or f"sqlite:///{folder}/load.sqlite",
-            "REMAT_SEAL_KEY": secrets.token_hex(32),
-            "REMAT_LOG_LEVEL": "WARNING",
-            "REMAT_NOTICE_S": "0",
-            **{"REMAT_" + name.upper(): str(value) for name, value in settings.items()},
-        }
-        self.log = (folder / "log").open("a")
-        self.running: list[subprocess.Popen[str]] = []
-        self.port = 0
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running:
-            process.terminate()
-        for process in list(self.running):
-            try:
-                self.end(process)
-            except subprocess.TimeoutExpired:
-                self.end(process, signal.SIGKILL)
-        self.log.close()
-
-    def start(self, *arguments: str, ready: str = "ready") -> subprocess.Popen[str]:
-        """A `remat-service` process, once it says that it is ready.
-
-        While its database is away it ends with a sentence; then it is started again, as whatever supervises it would.
-        """
-        for _ in range(_STARTS):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "remat_service.cli", *arguments],
-                env=self.environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            )  # fmt: skip
-            self.running.append(process)
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if ready in line:
-                break
-            self.end(process)
-            time.sleep(1.0)
-        else:
-            raise SystemExit(f"{arguments} did not start; see {self.folder}/log")
-        found = re.search(r"http://[^:]+:(\d+)", line)
-        if found:
-            self.port = int(found.group(1))
-        return process
-
-    def serve(self) -> subprocess.Popen[str]:
-        """The server, on the same port again after the first time."""
-        return self.start("serve", "--port", str(self.port))
-
-    def end(self, process: subprocess.Popen[str], number: int = signal.SIGTERM) -> None:
-        """Signal one and wait."""
-        if process.poll() is None:
-            process.send_signal(number)
-        process.wait(60)
-        self.running.remove(process)
 
 
 def verified(problem: Problem, data: dict[str, Any]) -> None:

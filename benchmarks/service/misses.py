@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
-from benchmarks.service.crowd import Processes, cpu_seconds, step
+from benchmarks.service.crowd import cpu_seconds, step
 from remat_ir import Problem, budget_at
 
 _CONNECTIONS = 32
