@@ -46,11 +46,7 @@ def measure(name: str, folder: Path, given: argparse.Namespace) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=" ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="tiny models, three rounds: to see that it works")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each way (default 15)")
