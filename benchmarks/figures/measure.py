@@ -149,11 +149,11 @@ def rotor(_: Settings) -> Iterator[Piece]:
 def _profiled(name: str) -> Iterator[Row]:
     import torch
 
-    from benchmarks.models.stages import whole
+    from benchmarks.models.stages import build
     from benchmarks.training.rotor import profiled
 
     torch.set_num_threads(1)
-    for row in profiled(name, *whole(name)):
+    for row in profiled(name, *build(name, narrow=False)):
         yield {"network": name, **row._asdict()}
 
 

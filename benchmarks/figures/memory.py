@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.figures.panels import NAMES, figure, save
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.table import table
-from benchmarks.models.stages import RESNETS, resnet
+from benchmarks.models.stages import stages_of
 
 PAGE = Path(__file__).parents[1] / "results" / "memory.md"
 ROWS = Path(__file__).parents[1] / "results" / "figures" / "memory.csv"
@@ -100,7 +100,7 @@ def resnets() -> list[dict[str, str | int | float]]:
     rows: list[dict[str, str | int | float]] = []
     for at, (name, paper) in enumerate(WEIGHTS.items()):
         with torch.device("meta"):
-            stages = resnet(*RESNETS[name], 64, 1, large=True)
+            stages = stages_of(name, 1)
         parameters = sum(p.numel() for stage in stages for p in stage.parameters())
         classifier = stages[-1].linear
         assert isinstance(classifier, nn.Linear)

@@ -12,40 +12,20 @@ CLASSES = 10
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions next to a shortcut."""
+    """Convolutions next to a shortcut: two of 3×3; or of a quarter of the width, 3×3 between two of 1×1."""
 
-    def __init__(self, width: int, out: int, stride: int) -> None:
+    def __init__(self, width: int, out: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, out, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(out),
-            nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(out),
-        )
-        same = stride == 1 and width == out
-        self.shortcut = nn.Identity() if same else nn.Conv2d(width, out, 1, stride, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.body(x) + self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """A 3×3 convolution of a quarter of the width between two 1×1 ones, next to a shortcut."""
-
-    def __init__(self, width: int, out: int, stride: int) -> None:
-        super().__init__()
-        inner = out // 4
-        self.body = nn.Sequential(
-            nn.Conv2d(width, inner, 1, bias=False),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
-            nn.Conv2d(inner, inner, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
-            nn.Conv2d(inner, out, 1, bias=False),
-            nn.BatchNorm2d(out),
-        )
+        if bottleneck:
+            inner = out // 4
+            convs = [(width, inner, 1, 1), (inner, inner, 3, stride), (inner, out, 1, 1)]
+        else:
+            convs = [(width, out, 3, stride), (out, out, 3, 1)]
+        layers: list[nn.Module] = []
+        for now, channels, kernel, step in convs:
+            conv = nn.Conv2d(now, channels, kernel, step, kernel // 2, bias=False)
+            layers += [conv, nn.BatchNorm2d(channels), nn.ReLU()]
+        self.body = nn.Sequential(*layers[:-1])
         same = stride == 1 and width == out
         self.shortcut = nn.Identity() if same else nn.Conv2d(width, out, 1, stride, bias=False)
 
@@ -105,13 +85,12 @@ def resnet(
     blocks: tuple[int, ...], bottleneck: bool, width: int, batch: int, *, large: bool = False
 ) -> list[nn.Module]:
     """A stem, blocks in groups that halve the image and double the width, and the loss."""
-    make = Bottleneck if bottleneck else Residual
     stages: list[nn.Module] = [stem(width, large)]
     now = width
     for group, count in enumerate(blocks):
         for i in range(count):
             out = width * 2**group * (4 if bottleneck else 1)
-            stages.append(make(now, out, 2 if group and not i else 1))
+            stages.append(Residual(now, out, 2 if group and not i else 1, bottleneck))
             now = out
     return [*stages, Loss(now, batch)]
 
@@ -227,35 +206,26 @@ PROFILED = {
 """The same for the paper's networks as they are, whose stages are measured one at a time."""
 
 
-def build(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:
-    """A network narrow enough to train, as (batch × image, stages, input).
+def stages_of(name: str, batch: int, *, narrow: bool = False) -> list[nn.Module]:
+    """The stages of a network as it is, for large images, or of one that is narrow enough to train.
 
     Raises:
         KeyError: no network has that name.
     """
-    batch, image = TRAINED[name]
-    torch.manual_seed(0)
     if name in RESNETS:
-        stages = resnet(*RESNETS[name], 16, batch)
-    elif name in DENSENETS:
-        stages = densenet(DENSENETS[name][0], 16, batch)
-    else:
-        stages = inception(batch, 4)
-    return f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)
+        return resnet(*RESNETS[name], 16 if narrow else 64, batch, large=not narrow)
+    if name in DENSENETS:
+        layers, growth = DENSENETS[name]
+        return densenet(layers, 16 if narrow else growth, batch, large=not narrow)
+    return {"inception": inception}[name](batch, 4 if narrow else 1)
 
 
-def whole(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:
-    """A network of the paper for large images as it is, as (batch × image, stages, input).
+def build(name: str, *, narrow: bool = True) -> tuple[str, list[nn.Module], torch.Tensor]:
+    """A network to train, or one of the paper's as it is, as (batch × image, stages, input).
 
     Raises:
         KeyError: no network has that name.
     """
-    batch, image = PROFILED[name]
+    batch, image = (TRAINED if narrow else PROFILED)[name]
     torch.manual_seed(0)
-    if name in RESNETS:
-        stages = resnet(*RESNETS[name], 64, batch, large=True)
-    elif name in DENSENETS:
-        stages = densenet(*DENSENETS[name], batch, large=True)
-    else:
-        stages = inception(batch)
-    return f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)
+    return f"{batch} × {image}²", stages_of(name, batch, narrow=narrow), torch.randn(batch, 3, image, image)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from benchmarks.models.stages import DENSENETS, RESNETS, densenet, inception, resnet
+from benchmarks.models.stages import stages_of
 from remat_ir import Chain
 
 FLOPS_PER_NS = 15_700
@@ -45,12 +45,7 @@ def network_chain(name: str, batch: int, image: int) -> Chain:
         KeyError: no network has that name.
     """
     with torch.device("meta"):
-        if name in RESNETS:
-            stages = resnet(*RESNETS[name], 64, batch, large=True)
-        elif name in DENSENETS:
-            stages = densenet(*DENSENETS[name], batch, large=True)
-        else:
-            stages = {"inception": inception}[name](batch)
+        stages = stages_of(name, batch)
         x = torch.empty(batch, 3, image, image)
     forward, backward, tape, activation = [], [], [], [x.numel() * x.itemsize]
     for stage in stages:

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.graphs import architectures
+from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from benchmarks.graphs.instances import instance as generated
 from benchmarks.solver.chains import random_chain
 from remat.planning.links import LINKS
@@ -85,12 +85,7 @@ def lifted(subject: Subject) -> Graph:
 
 
 def _checkmate(network: str, batch: int) -> Graph:
-    nets: dict[str, Callable[[], architectures.Network]] = {
-        "vgg16": partial(architectures.vgg, 16), "vgg19": partial(architectures.vgg, 19),
-        "mobilenet": architectures.mobilenet, "resnet50": architectures.resnet50, "unet": architectures.unet,
-        "segnet": architectures.segnet, "fcn8": architectures.fcn8,
-    }  # fmt: skip
-    return architectures.training_graph(nets[network](), batch, "v100")
+    return training_graph(ARCHITECTURES[network](), batch, "v100")
 
 
 def _network_chain(name: str, batch: int, image: int, link: str | None = None) -> Chain:
