@@ -21,8 +21,7 @@ from pathlib import Path
 
 from benchmarks.figures import claims
 from benchmarks.figures.draw import draw
-from benchmarks.figures.measure import FOLDER, MEASURES, run_piece, run_pieces
-from benchmarks.figures.solves import Settings
+from benchmarks.figures.measure import FOLDER, MEASURES, Settings, run_piece, run_pieces
 from benchmarks.graphs.architectures import ARCHITECTURES
 from remat_solver.methods import METHODS
 

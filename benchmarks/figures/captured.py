@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.figures.solves import BEST, Row, Settings, answers, baselines_of, row_of
+from benchmarks.figures.measure import BEST, Row, Settings, answers, baselines_of, row_of
 from benchmarks.models.paper import NETWORKS
 from remat.planning.planner import planner_for
 from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
