@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from benchmarks.figures.draw import APPROXIMATIONS, PAPER_RATIOS, headline, over_best
-from benchmarks.figures.panels import NAMES, accounted, overhead, rows_of, stopped
+from benchmarks.figures.draw import (
+    APPROXIMATIONS,
+    NAMES,
+    PAPER_RATIOS,
+    accounted,
+    headline,
+    over_best,
+    overhead,
+    rows_of,
+    stopped,
+)
 from benchmarks.harness.table import head
 
 Sense: TypeAlias = Literal["more", "less", "same", "at most"]

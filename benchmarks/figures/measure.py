@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.figures.panels import rows_of
+from benchmarks.figures.draw import rows_of
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.machine import Machine, commit, machine
 from remat_ir import Answer, Graph, Problem, plain_peak

@@ -19,7 +19,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.figures.panels import NAMES, figure, save
+from benchmarks.figures.draw import NAMES, figure, save
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.table import table
 from benchmarks.models.stages import stages_of

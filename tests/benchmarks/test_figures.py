@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.figures.draw import draw, page
+from benchmarks.figures.draw import draw, page, rows_of
 from benchmarks.figures.measure import FOLDER, MEASURES, Piece, Settings, pieces_of, run_piece, run_pieces
-from benchmarks.figures.panels import rows_of
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 
 from remat_ir import plain_peak
