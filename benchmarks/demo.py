@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import nn
 
 import remat
+from benchmarks.harness.picture import figure, save
 from benchmarks.harness.serve import Processes
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import build
@@ -181,30 +182,26 @@ def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
 
 def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], plan_seen: list[int]) -> None:
     """The picture: predicted memory over the plan's steps, and what the allocator saw, each with the budget line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from remat.planning.summary import memory_curve, plain_curve
 
     graph = plan.step.graph
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    drawn, axes = figure(2, size=(6, 4.5), sharey=True)
     sides = (
         ("predicted, op by op", plain_curve(graph), memory_curve(graph, plan.answer.plan), graph.fixed_bytes),
         ("measured, allocation by allocation", plain_seen, plan_seen, 0),
     )
-    for axes, (title, plain, rematerialized, fixed) in zip(figure.subplots(1, 2, sharey=True), sides, strict=True):
+    for axis, (title, plain, rematerialized, fixed) in zip(axes.flat, sides, strict=True):
         for name, curve, color in (("plain", plain, "0.65"), ("by the plan", rematerialized, "tab:blue")):
             place = [i / max(1, len(curve) - 1) for i in range(len(curve))]
-            axes.plot(place, [(size - fixed) / 2**20 for size in curve], color=color, label=name, linewidth=1.1)
-        axes.axhline(result.budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
-        axes.set(title=title, xlabel="through the training step")
-        axes.grid(alpha=0.25)
-    figure.axes[0].set(ylabel="activation memory in MiB", ylim=(0, None))
-    figure.axes[0].legend(frameon=False)
-    figure.suptitle(subject.title)
+            axis.plot(place, [(size - fixed) / 2**20 for size in curve], color=color, label=name, linewidth=1.1)
+        axis.axhline(result.budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
+        axis.set(title=title, xlabel="through the training step")
+        axis.grid(alpha=0.25)
+    drawn.axes[0].set(ylabel="activation memory in MiB", ylim=(0, None))
+    drawn.axes[0].legend(frameon=False)
+    drawn.suptitle(subject.title)
     OUT.mkdir(exist_ok=True)
-    figure.savefig(picture_of(subject.title), dpi=120)
+    save(drawn, picture_of(subject.title))
 
 
 def picture_of(name: str) -> Path:

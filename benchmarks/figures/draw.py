@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from benchmarks.harness.picture import figure, save
 from benchmarks.harness.table import table
 
 Rows: TypeAlias = list[dict[str, str]]
@@ -170,22 +171,6 @@ def by(rows: Rows, key: str) -> dict[str, Rows]:
     for row in rows:
         groups[row[key]].append(row)
     return dict(groups)
-
-
-def figure(count: int, rows: int = 1) -> tuple[Any, Any]:
-    """A figure of so many panels, and the array of their axes."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    columns = -(-count // rows)
-    return pyplot.subplots(rows, columns, figsize=(5 * columns, 4 * rows), layout="constrained", squeeze=False)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure without what would change from one version of the library to the next."""
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def curves(axis: Any, rows: Rows, at: Callable[[dict[str, str]], float], label: str) -> None:

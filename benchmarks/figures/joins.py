@@ -7,6 +7,7 @@ import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.harness.picture import figure, save
 from remat_solver.bounds import least_slots
 from remat_solver.join.method import equivalent_plan
 from remat_solver.join.table import JoinTable
@@ -81,17 +82,10 @@ def threshold(rows: list[Row], level: float = 1.5) -> list[tuple[str, int, float
 
 def draw(name: str, rows: list[Row], out: Path) -> None:
     """A picture of one figure: a panel for each L or number of slots."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     key = 1 if name == "8" else 2
     panels = sorted({row[key] for row in rows})
     one = name == "10"
-    figure, axes = pyplot.subplots(
-        1, 1 if one else len(panels), figsize=(5 if one else 4 * len(panels), 3.4), squeeze=False
-    )
+    drawn, axes = figure(1 if one else len(panels), size=(5 if one else 4, 3.4))
     for i, panel in enumerate(panels):
         axis = axes[0][0 if one else i]
         for model in MODELS:
@@ -106,9 +100,7 @@ def draw(name: str, rows: list[Row], out: Path) -> None:
         axis.set_xlabel(FIGURES[name][1])
     axes[0][0].set_ylabel(FIGURES[name][2])
     axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(out / f"join-figure-{name}.png", dpi=110)
-    pyplot.close(figure)
+    save(drawn, out / f"join-figure-{name}.png")
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.figures.draw import NAMES, figure, save
+from benchmarks.figures.draw import NAMES
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
+from benchmarks.harness.picture import figure, save
 from benchmarks.harness.table import table
 from benchmarks.models.stages import stages_of
 
@@ -207,8 +208,7 @@ def table_of(bars: Sequence[Bar]) -> str:
 
 def draw(bars: Sequence[Bar], path: Path) -> None:
     """Figure 1 as bars, with the memory of the paper's device."""
-    drawn, ((axis,),) = figure(1)
-    drawn.set_size_inches(9, 4)
+    drawn, ((axis,),) = figure(1, size=(9, 4))
     places = range(len(bars))
     parameters = [bar.parameters for bar in bars]
     axis.bar(places, parameters, color="tab:gray", label="parameters")

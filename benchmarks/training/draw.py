@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from benchmarks.harness.picture import figure, save
 from benchmarks.harness.table import table
 
 Found: TypeAlias = Mapping[str, Any]
@@ -312,20 +313,13 @@ LOOKS = {
 
 def picture(models: Sequence[Found], file: Path) -> None:
     """Step time over plain training's against measured peak, one panel a model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    across = min(4, len(models))
-    down = -(-len(models) // across)
-    figure = Figure(figsize=(4.2 * across, 3.6 * down), layout="constrained")
-    FigureCanvasAgg(figure)
-    for number, model in enumerate(models):
-        axes = figure.add_subplot(down, across, number + 1)
-        panel(axes, model)
-    figure.axes[0].legend(frameon=False, fontsize=7)
-    figure.supxlabel("measured peak of a step above parameters and inputs, MiB")
-    figure.supylabel("step time / plain step time")
-    figure.savefig(file, dpi=110)
+    drawn, axes = figure(len(models), -(-len(models) // 4), (4.2, 3.6))
+    for axis, model in zip(axes.flat, models, strict=False):
+        panel(axis, model)
+    drawn.axes[0].legend(frameon=False, fontsize=7)
+    drawn.supxlabel("measured peak of a step above parameters and inputs, MiB")
+    drawn.supylabel("step time / plain step time")
+    save(drawn, file)
 
 
 def panel(axes: Any, model: Found) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from benchmarks.harness.picture import figure, save
 from benchmarks.harness.table import table as markdown
 from benchmarks.models.stages import TRAINED, build
 from remat.chains.modules import ChainedModule
@@ -192,16 +193,7 @@ def summary(rows: Sequence[Row]) -> Summary:
 
 def draw(groups: Sequence[Sequence[Row]], path: Path) -> None:
     """The paper's Figure 4: throughput against peak memory, a panel for each model and size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = 4
-    lines = -(-len(groups) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(4 * columns, 3.1 * lines), squeeze=False)
-    for axis in axes.flat[len(groups) :]:
-        axis.axis("off")
+    drawn, axes = figure(len(groups), -(-len(groups) // 4), (4, 3.1))
     styles = {"plain": "ks", "sequential": "C1^", "revolve": "C2v", "rotor": "C0o"}
     for axis, rows in zip(axes.flat, groups, strict=False):
         for method, style in styles.items():
@@ -218,9 +210,7 @@ def draw(groups: Sequence[Sequence[Row]], path: Path) -> None:
         axis.set_ylabel("steps per CPU second")
         axis.set_ylim(bottom=0)
     axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    save(drawn, path)
 
 
 def table(summaries: Sequence[Summary]) -> str:
