@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.solver import falsifier
-from benchmarks.solver.falsifier import Falsifier, Way, drawn_chain, drawn_graph, drawn_join, ways_for
+from benchmarks.falsify import Falsifier, Way, drawn_chain, drawn_graph, drawn_join, ways_for
 
 from benchmarks import falsify
 from remat_ir import Plan, Problem, budget_at, plain_peak, verify
@@ -30,7 +29,7 @@ def _deny(incumbent: Incumbent, options: object) -> None:
 def test_a_liar_is_found(lie: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A false bound or a false no of one method against the plan of another, in either order."""
     monkeypatch.setitem(METHODS, "liar", replace(METHODS["greedy"], name="liar", run=lie))
-    monkeypatch.setattr(falsifier, "ways_for", lambda problem: [Way("liar"), Way("checkpoint-all")])
+    monkeypatch.setattr(falsify, "ways_for", lambda problem: [Way("liar"), Way("checkpoint-all")])
     graph = drawn_graph(random.Random(5))
     problem = Problem(graph, plain_peak(graph))
     looked = Falsifier(60, 1, 0, tmp_path / "falsified")
@@ -51,7 +50,7 @@ def test_a_solve_that_contradicts_itself_is_found(monkeypatch: pytest.MonkeyPatc
         METHODS["checkpoint-all"].run(incumbent, options)
 
     monkeypatch.setitem(METHODS, "liar", replace(METHODS["greedy"], name="liar", run=both))
-    monkeypatch.setattr(falsifier, "ways_for", lambda problem: [Way("liar")])
+    monkeypatch.setattr(falsify, "ways_for", lambda problem: [Way("liar")])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(LOG, "handlers", [RaiseContradictions()])
     graph = drawn_graph(random.Random(5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.solver.falsifier import drawn_chain, drawn_graph, drawn_join, ways_for
+from benchmarks.falsify import drawn_chain, drawn_graph, drawn_join, ways_for
 
 from remat_ir import Answer, Problem, Status, Subject, plain_peak, verify_answer
 from remat_ir.proof import certifiable
