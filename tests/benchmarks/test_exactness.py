@@ -9,7 +9,6 @@ import pytest
 import torch
 from benchmarks.exactness import __main__ as command
 from benchmarks.exactness.compare import Sample, compared, quick_profiles
-from benchmarks.exactness.tables import page
 
 PARTS = 12
 
@@ -48,7 +47,7 @@ def test_the_page_is_made_of_the_results() -> None:
     """And says that nothing differs."""
     found = {section: command.read(command.RESULTS / f"exactness-{section}.jsonl") for section in command.SECTIONS}
     version = torch.__version__
-    assert (command.ROOT / "docs" / "exactness.md").read_text() == page(found, version)
+    assert (command.ROOT / "docs" / "exactness.md").read_text() == command.page(found, version)
     for section, least in (("modules", 100), ("operators", 500), ("architectures", 80)):
         assert len({f.name for f in found[section]}) >= least
     assert not [f for findings in found.values() for f in findings if f.ending == "differs"]
