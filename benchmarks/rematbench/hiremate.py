@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.rematbench.unanswered import Unanswered
+from benchmarks.rematbench import Unanswered
 from remat_ir import Graph, InvalidPlan, Plan, Problem, plain_peak, plan_of, replay, verify
 from remat_ir.digest import graph_digest
 from remat_ir.plan import permitted, without_unread

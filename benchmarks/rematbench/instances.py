@@ -197,7 +197,7 @@ def load(name: str) -> Instance:
             break
     else:
         subject = recipes()[name].make()
-        _write(stored(name, cache()), subject)
+        _keep(name, cache(), subject)
     graph = lifted(subject)
     if graph_digest(graph) != entry["digest"]:
         raise ValueError(
@@ -236,14 +236,19 @@ def _read(path: Path) -> Subject:
     return Graph.from_json(data) if data["format"].startswith("remat-graph") else Chain.from_json(data)
 
 
-def _write(path: Path, subject: Subject) -> None:
+def write(path: Path, data: Any, preset: int | None = None) -> None:
+    """Write data as compressed JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}")
+    with lzma.open(aside, "wt", preset=preset) as file:
+        json.dump(data, file, separators=(",", ":"))
+    aside.replace(path)
+
+
+def _keep(name: str, folder: Path, subject: Subject) -> None:
     if isinstance(subject, Graph):
         subject = replace(subject, op_names=None, value_names=None)
-    aside = path.with_suffix(f".{os.getpid()}")
-    with lzma.open(aside, "wt", preset=9) as file:
-        json.dump(subject.to_json(), file, separators=(",", ":"))
-    aside.replace(path)
+    write(stored(name, folder), subject.to_json(), 9)
 
 
 def budgets_of(graph: Graph) -> tuple[int, int, tuple[int, ...]]:
@@ -268,7 +273,7 @@ def entry_of(name: str) -> dict[str, Any]:
     plain, least, budgets = budgets_of(graph)
     if budgets[0] > 0.87 * plain:
         raise ValueError(f"{name}: the least known peak is {least} of {plain} bytes")
-    _write(stored(name, HERE if graph.ops <= STORED_OPS else cache()), subject)
+    _keep(name, HERE if graph.ops <= STORED_OPS else cache(), subject)
     return {
         "family": recipe.family, "what": recipe.what, "ops": graph.ops, "values": graph.values,
         "digest": graph_digest(graph), "total_cost_ns": graph.total_cost_ns, "plain_peak_bytes": plain,

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rematbench.unanswered import Unanswered
+from benchmarks.rematbench import Unanswered
 from remat_ir import Graph, Plan, Problem, plan_of
 
 COPIES = 2

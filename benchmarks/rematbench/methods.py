@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from benchmarks.rematbench import Unanswered
 from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, Instance
 from benchmarks.rematbench.intervals import moccasin
 from benchmarks.rematbench.peers import dtr, knapsack
 from benchmarks.rematbench.poet import poet
-from benchmarks.rematbench.unanswered import Unanswered
 from remat_ir import Chain, ChainPlan, InvalidData, Plan, Problem, Progress, lifted_plan, problem_digest, verify
 from remat_ir.errors import InvalidPlan
 from remat_ir.proof import InvalidProof, prove

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from benchmarks.rematbench.unanswered import Unanswered
+from benchmarks.rematbench import Unanswered
 from remat_ir import Compute, Free, Graph, Plan, Problem, Step, verify
 from remat_ir.errors import InvalidPlan
 from remat_ir.tags import tagged_plan

@@ -21,7 +21,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from benchmarks.rematbench.unanswered import Unanswered
+from benchmarks.rematbench import Unanswered
 from remat_ir import InvalidPlan, Plan, Problem
 from remat_solver.array_view import ArrayView, Ids, view_of
 from remat_solver.backends.engine import Engine

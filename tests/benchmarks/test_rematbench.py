@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from benchmarks.rematbench import check, instances
+from benchmarks.rematbench import Unanswered, check, instances
 from benchmarks.rematbench.__main__ import BENCH, main, read_rows
 from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, lifted, load, manifest, recipes, stored
@@ -20,7 +20,6 @@ from benchmarks.rematbench.poet import written
 from benchmarks.rematbench.report import primal_integral, profiles, shifted, table_of
 from benchmarks.rematbench.stored import not_run, page, store
 from benchmarks.rematbench.stored import stored as stored_rows
-from benchmarks.rematbench.unanswered import Unanswered
 
 from remat_ir import InvalidData, Link, Prefetch, Problem, graph_of, plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
