@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from benchmarks.figures.measure import BEST, Row, Settings, answers, baselines_of, row_of
+from benchmarks.harness.steps import Steps
 from benchmarks.models.paper import NETWORKS
 from remat.planning.planner import planner_for
-from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
 from remat.target.devices import Target
 from remat.target.step import target_step
 from remat.training.enable import following
@@ -67,7 +66,6 @@ class Case(NamedTuple):
     """
 
     planned: Planned
-    step: Callable[[], torch.Tensor]
     peak_bytes: int
     unequal: int
 
@@ -84,10 +82,11 @@ def trained(plan: Settings) -> Iterator[Row]:
     plain = solve(Problem(step.graph, plain_peak(step.graph)), method="checkpoint-all")
     found = list(_answers(plan, TRAINED, step.graph))
     distinct = {answer.plan: answer for answer in (plain, *(answer for _, answer in found))}
-    bench = _Bench(model, inputs, step)
-    cases = {key: bench.case(answer) for key, answer in distinct.items() if isinstance(key, Plan)}
+    steps = Steps(model, inputs)
+    steps.tried("stock", model, torch.compile(model, backend="aot_eager"))
+    cases = {key: _case(steps, model, step, answer) for key, answer in distinct.items() if isinstance(key, Plan)}
     assert isinstance(plain.plan, Plan)
-    ratios = bench.rounds(cases, cases[plain.plan])
+    ratios = _rounds(steps, list(cases), plain.plan)
     for share, answer in found:
         if not isinstance(answer.plan, Plan):
             continue
@@ -105,47 +104,22 @@ def trained(plan: Settings) -> Iterator[Row]:
         }
 
 
-class _Bench:
-    """One model whose step is carried out by several plans, each next to the stock step and to the plain one."""
+def _case(steps: Steps, model: nn.Module, step: TrainingStep, answer: Answer) -> Case:
+    """Carry out a plan, and run it for its results and for its peak."""
+    planned = carry_out(step, Problem(step.graph, answer.budget_bytes), answer)
+    _, unequal, peak = steps.tried(answer.plan, model, following(model, planned, planner_for("greedy")))
+    return Case(planned, peak + step.graph.fixed_bytes, len(unequal))
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, torch.Tensor], step: TrainingStep) -> None:
-        self.model, self.inputs, self.step = model, inputs, step
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        self.stock = self._left(self._run(torch.compile(model, backend="aot_eager")))
 
-    def case(self, answer: Answer) -> Case:
-        """Carry out a plan, and run it for its results and for its peak."""
-        planned = carry_out(self.step, Problem(self.step.graph, answer.budget_bytes), answer)
-        run = self._run(following(self.model, planned, planner_for("greedy")))
-        unequal = len(differences(self.stock, self._left(run)))
-        self.model.zero_grad(set_to_none=True)
-        peak = peak_memory(run).peak_bytes + self.step.graph.fixed_bytes
-        return Case(planned, run, peak, unequal)
-
-    def rounds(self, cases: Mapping[Plan, Case], plain: Case) -> Mapping[Plan, list[float]]:
-        """Each plan's CPU seconds over those of the plain plan, run right before or after it."""
-        draw = random.Random(SEED)
-        ratios: dict[Plan, list[float]] = {key: [] for key in cases}
-        for _ in range(ROUNDS):
-            for key in draw.sample(list(cases), len(cases)):
-                if draw.random() < 0.5:
-                    mine, its = self._seconds(cases[key]), self._seconds(plain)
-                else:
-                    its, mine = self._seconds(plain), self._seconds(cases[key])
-                ratios[key].append(mine / its)
-        return ratios
-
-    def _run(self, module: Callable[..., object]) -> Callable[[], torch.Tensor]:
-        return forward_backward(module, (), self.inputs, loss_of)
-
-    def _left(self, run: Callable[[], torch.Tensor]) -> Outcome:
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(self._buffers[name])
-        return outcome(self.model, run, SEED)
-
-    def _seconds(self, case: Case) -> float:
-        self.model.zero_grad(set_to_none=True)
-        start = time.process_time()
-        case.step()
-        return time.process_time() - start
+def _rounds(steps: Steps, plans: list[Plan], plain: Plan) -> Mapping[Plan, list[float]]:
+    """Each plan's CPU seconds over those of the plain plan, run right before or after it."""
+    draw = random.Random(SEED)
+    ratios: dict[Plan, list[float]] = {key: [] for key in plans}
+    for _ in range(ROUNDS):
+        for key in draw.sample(plans, len(plans)):
+            if draw.random() < 0.5:
+                mine, its = steps.seconds(key), steps.seconds(plain)
+            else:
+                its, mine = steps.seconds(plain), steps.seconds(key)
+            ratios[key].append(mine / its)
+    return ratios

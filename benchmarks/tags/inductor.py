@@ -16,12 +16,13 @@ import torch._inductor.config as config
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.compile_fx import compile_fx
 
+from benchmarks.harness.steps import Steps
 from benchmarks.harness.table import table
-from benchmarks.models.zoo import SEED, build
+from benchmarks.models.zoo import build
 from benchmarks.tags.record import RESULTS, completed, mib, percent
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
 from remat.capture.refused import logging_functions
-from remat.profiling.measure import Outcome, forward_backward, outcome, peak_memory
+from remat.profiling.measure import Outcome
 from remat.tags.passes import TagPartitioner
 
 MODELS = ("gpt2", "bert", "vit")
@@ -33,8 +34,7 @@ def run(name: str, size: str, shares: Iterable[int], seconds: float) -> dict[str
     """Plain Inductor and the tagged plans of one model: peaks, and gradients from the same seed."""
     subject = build(name, size).only_loss()
     model, found = subject.model, {}
-    first: Outcome | None = None
-    plain = 0
+    steps, plain = Steps(model, subject.inputs), 0
     for share in (None, *sorted(shares, reverse=True)):
         tags = None if share is None else TagPartitioner(
             ActivationBytes(plain * share // 100), planner="local", time_limit_s=seconds
@@ -46,35 +46,24 @@ def run(name: str, size: str, shares: Iterable[int], seconds: float) -> dict[str
             with config.patch(patches):
                 return compile_fx(module, inputs)
 
-        step = forward_backward(
-            torch.compile(model, backend=backend, dynamic=False, fullgraph=True), (), subject.inputs
-        )
+        call = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
         way = "plain Inductor" if share is None else f"{share} %"
         try:
-            left = outcome(model, step, SEED)
+            left, unequal, peak = steps.tried(way, model, call)
         except BackendCompilerFailed as error:
             if not isinstance(error.inner_exception, (BudgetTooSmall, NothingFound)):
                 raise
             found[way] = {"refused": str(error.inner_exception)}
             continue
-        first = first or left
-        model.zero_grad(set_to_none=True)
-        peak = peak_memory(step).peak_bytes
-        model.zero_grad(set_to_none=True)
         plain = plain or peak
-        row: dict[str, Any] = {"measured": peak, "error": error_of(first, left), "generator": _same(first, left)}
-        row["loss"] = torch.equal(first.loss, left.loss)
+        row: dict[str, Any] = {"measured": peak, "error": error_of(steps.first, left), "loss": "loss" not in unequal}
+        row["generator"] = not any(text.startswith("generator") for text in unequal)
         if tags is not None:
             planned = tags.tagged[-1]
             row |= {"promised": planned.peak_bytes - planned.joint.graph.fixed_bytes, "said": planned.answer.message}
         found[way] = row
         print(f"  {way}: {mib(peak)} MiB", flush=True)
     return found
-
-
-def _same(one: Outcome, other: Outcome) -> bool:
-    pairs = zip(one.generators.states, other.generators.states, strict=True)
-    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)
 
 
 def error_of(plain: Outcome, other: Outcome) -> float:

@@ -12,7 +12,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import BackendCompilerFailed
 
+from benchmarks.harness.steps import Steps
 from benchmarks.harness.table import table
-from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import SEED, build
 from benchmarks.tags.record import RESULTS, completed, mib, percent
 from benchmarks.training.peers import checkpointed, compiled, selective_contexts
 from remat import ActivationBytes, BudgetTooSmall, NothingFound
 from remat.capture.refused import logging_functions
-from remat.profiling.measure import Outcome, differences, forward_backward, outcome, peak_memory
 from remat.tags.passes import TagPass
 
 MODELS = ("gpt2", "bert", "vit", "llama", "convnext", "resnet50", "unet", "t5")
@@ -39,24 +37,15 @@ PEERS = ("amb 0.5", "selective", "checkpoint")
 COLUMNS = ("model", "way", "promised MiB", "measured MiB", "off", "predicted time", "time", "again", "not equal")
 
 
-@dataclass
-class Way:
-    """One way to train a step: whose gradients it leaves behind, the step, and what is known of it."""
-
-    owner: nn.Module
-    step: Callable[[], torch.Tensor]
-    row: dict[str, Any]
-
-
-def tagged(subject: Subject, peak: int, seconds: float) -> tuple[Callable[..., Any], TagPass]:
-    """The model under `aot_eager`, its joint graph tagged for a peak above parameters and inputs."""
+def tagged(model: nn.Module, peak: int, seconds: float) -> tuple[Callable[..., Any], TagPass]:
+    """A model under `aot_eager`, its joint graph tagged for a peak above parameters and inputs."""
     tags = TagPass(ActivationBytes(peak), planner="local", time_limit_s=seconds)
 
     def backend(module: Any, inputs: Any) -> Any:
         with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
             return aot_eager(module, inputs)
 
-    return torch.compile(subject.model, backend=backend, dynamic=False, fullgraph=True), tags
+    return torch.compile(model, backend=backend, dynamic=False, fullgraph=True), tags
 
 
 class Bench:
@@ -65,29 +54,19 @@ class Bench:
     def __init__(self, name: str, size: str, seconds: float) -> None:
         self.subject = build(name, size).only_loss()
         self.seconds = seconds
-        self.ways: dict[str, Way] = {}
-        self.first: Outcome | None = None
-        self.buffers = {key: buffer.clone() for key, buffer in self.subject.model.named_buffers()}
+        self.steps = Steps(self.subject.model, self.subject.inputs)
+        self.rows: dict[str, dict[str, Any]] = {}
 
     def enter(self, name: str, owner: nn.Module, call: Callable[..., Any], **row: Any) -> dict[str, Any]:
         """Run a way twice: for what it leaves behind, and for its peak."""
-        step = forward_backward(call, (), self.subject.inputs)
-        with torch.no_grad():
-            for key, buffer in owner.named_buffers():
-                buffer.copy_(self.buffers[key])
-        left = outcome(owner, step, SEED)
-        self.first = self.first or left
-        unequal = differences(self.first, left)
-        owner.zero_grad(set_to_none=True)
-        peak = peak_memory(step).peak_bytes
-        owner.zero_grad(set_to_none=True)
-        self.ways[name] = Way(owner, step, row | {"measured": peak, "unequal": unequal})
+        _, unequal, peak = self.steps.tried(name, owner, call)
+        self.rows[name] = row | {"measured": peak, "unequal": unequal}
         print(f"  {name}: {mib(peak)} MiB, {len(unequal)} results are not aot_eager's", flush=True)
-        return self.ways[name].row
+        return self.rows[name]
 
     def plan(self, name: str, peak: int) -> None:
         """Enter the tagged plan for a peak, or why there is none."""
-        call, tags = tagged(self.subject, peak, self.seconds)
+        call, tags = tagged(self.subject.model, peak, self.seconds)
         start = time.perf_counter()
         try:
             row = self.enter(name, self.subject.model, call, budget=peak)
@@ -95,7 +74,7 @@ class Bench:
             if not isinstance(error.inner_exception, (BudgetTooSmall, NothingFound)):
                 raise
             row = {"budget": peak, "refused": str(error.inner_exception)}
-            self.ways[name] = Way(self.subject.model, lambda: torch.zeros(()), row)
+            self.rows[name] = row
             print(f"  {name}: {row['refused']}"[:160], flush=True)
             return
         found, fixed = tags.tagged[-1], tags.tagged[-1].joint.graph.fixed_bytes
@@ -105,15 +84,12 @@ class Bench:
 
     def time(self, rounds: int) -> None:
         """Time all ways in turns, each round in another order."""
-        draw, names = random.Random(SEED), [name for name, way in self.ways.items() if "measured" in way.row]
+        draw, names = random.Random(SEED), [name for name, row in self.rows.items() if "measured" in row]
         for number in range(rounds + 1):
             for name in draw.sample(names, len(names)):
-                way = self.ways[name]
-                way.owner.zero_grad(set_to_none=True)
-                start = time.process_time()
-                way.step()
+                took = self.steps.seconds(name)
                 if number:  # the first round warms caches
-                    way.row.setdefault("seconds", []).append(round(time.process_time() - start, 4))
+                    self.rows[name].setdefault("seconds", []).append(round(took, 4))
 
     def run(self, shares: Iterable[int], rounds: int) -> dict[str, Any]:
         """Everything about the model."""
@@ -129,10 +105,10 @@ class Bench:
             for share in sorted(shares, reverse=True):
                 self.plan(f"{share} %", plain * share // 100)
             for name in PEERS:
-                if self.ways[name].row["measured"] < plain:
-                    self.plan(f"at {name}", self.ways[name].row["measured"])
+                if self.rows[name]["measured"] < plain:
+                    self.plan(f"at {name}", self.rows[name]["measured"])
             self.time(rounds)
-        return {name: way.row for name, way in self.ways.items()}
+        return self.rows
 
 
 def options(parser: argparse.ArgumentParser) -> None:

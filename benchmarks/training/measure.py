@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from benchmarks.harness.machine import machine
+from benchmarks.harness.steps import Steps
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import SEED, build
 from benchmarks.training.peers import Peer, each_once, peers
 from remat.lowering.lower import lower
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
-from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
+from remat.profiling.measure import Outcome, differences, forward_backward
 from remat.settings import settings
 from remat.training.enable import following
 from remat.training.optimize import carry_out
@@ -41,14 +42,6 @@ PLAIN_PLAN = "remat plain"
 TINY_ROUNDS = 60
 
 
-@dataclass
-class Contender:
-    """One way to train the step, ready to run: `owner` holds what a step leaves behind."""
-
-    owner: nn.Module
-    step: Callable[[], torch.Tensor]
-
-
 class Bench:
     """The measurement of one model.
 
@@ -58,12 +51,10 @@ class Bench:
 
     def __init__(self, name: str, file: Path, cache: Path, *, tiny: bool, limit_s: float) -> None:
         self.subject: Subject = build(name, "tiny" if tiny else "full")
-        self.file, self.limit_s, self.tiny, self.name = file, limit_s, tiny, name
+        self.file, self.limit_s, self.name = file, limit_s, name
         self.planner = planner_for("local", given=settings(cache_dir=str(cache), environ={}))
-        self.contenders: dict[str, Contender] = {}
-        self.first: Outcome | None = None
+        self.steps = Steps(self.subject.model, self.subject.inputs)
         self.stock: Outcome | None = None
-        self.buffers = {key: buffer.clone() for key, buffer in self.subject.model.named_buffers()}
         self.found: dict[str, Any] = {"model": name, "title": self.subject.title, "complete": False}
 
     def save(self) -> None:
@@ -137,25 +128,15 @@ class Bench:
 
     def enter(self, name: str, owner: nn.Module, module: nn.Module, known: Mapping[str, Any]) -> None:
         """Run a way twice, for what it leaves behind and for its peak."""
-        step = forward_backward(module, (), self.subject.inputs, loss_of)
-        with torch.no_grad():
-            for key, buffer in owner.named_buffers():
-                buffer.copy_(self.buffers[key])
-        left = outcome(owner, step, SEED)
-        self.first = self.first or left
+        left, unequal, peak = self.steps.tried(name, owner, module)
         if (name == "each once" and self.stock is None) or name == "aot_eager":
             self.stock = left
-        unequal = differences(self.first, left)
-        owner.zero_grad(set_to_none=True)
-        peak = peak_memory(step).peak_bytes
-        owner.zero_grad(set_to_none=True)
-        self.contenders[name] = Contender(owner, step)
         self.found["ways"][name] = {
             "peak_bytes": peak,
             "unequal_gradients": sum(text.startswith("gradient") for text in unequal),
             "unequal_buffers": sum(text.startswith("buffer") for text in unequal),
             "unequal_to_aot_eager": len(differences(self.stock, left)) if self.stock else None,
-            "gradient_error": _error(self.first, left),
+            "gradient_error": _error(self.steps.first, left),
             "seconds": [],
             **known,
         }
@@ -165,35 +146,25 @@ class Bench:
         """Time every way once a round, in an order drawn anew, each next to its rival; write after each round."""
         draw = random.Random(SEED)
         ways = self.found["ways"]
-        self.one_round(self.order(draw))
+        for name in self.order(draw):  # a round before them warms caches
+            self.steps.seconds(name)
         for number in range(count):
-            for name, took in self.one_round(self.order(draw)).items():
-                ways[name]["seconds"].append(took)
+            for name in self.order(draw):
+                ways[name]["seconds"].append(self.steps.seconds(name))
             self.found["rounds"] = number + 1
             self.save()
 
     def order(self, draw: random.Random) -> list[str]:
         """Peers in any order, what stands against each right after or before it."""
-        names = [n for n in self.contenders if not n.startswith("remat")]
+        names = [n for n in map(str, self.steps.ways) if not n.startswith("remat")]
         draw.shuffle(names)
         found: list[str] = []
         for name in names:
             rival = self.found["ways"][name].get("rival", PLAIN_PLAN)
-            pair = [name, *([rival] if rival in self.contenders and rival not in found else [])]
+            pair = [name, *([rival] if rival in self.steps.ways and rival not in found else [])]
             draw.shuffle(pair)
             found += pair
         return found
-
-    def one_round(self, order: list[str]) -> dict[str, float]:
-        """The CPU seconds of one step of each."""
-        took: dict[str, float] = {}
-        for name in order:
-            contender = self.contenders[name]
-            contender.owner.zero_grad(set_to_none=True)
-            start = time.process_time()
-            contender.step()
-            took[name] = time.process_time() - start
-        return took
 
     def small(self) -> None:
         """What a node costs beyond its kernel: a tiny model of the same kind, whose kernels take next to nothing."""
@@ -206,7 +177,7 @@ class Bench:
         assert isinstance(answer.plan, Plan)
         plan = following(subject.model, carry_out(step, problem, answer), self.planner)
         ways = made | {PLAIN_PLAN: Peer(subject.model, plan)}
-        steps = {name: forward_backward(way, (), subject.inputs, loss_of) for name, way in ways.items()}
+        steps = {name: forward_backward(way, (), subject.inputs) for name, way in ways.items()}
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         draw = random.Random(SEED)
         for number in range(TINY_ROUNDS + 5):
