@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch._functorch.config as functorch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 
-from remat import ActivationBytes
+from benchmarks.tags.models import tagged
 from remat.profiling.measure import peak_memory
-from remat.tags.passes import TagPass
 
 logging.getLogger("torch").setLevel(logging.ERROR)
 NEEDS_CUDA = "needs CUDA, not run"
@@ -65,13 +63,7 @@ def by_torch(model: nn.Module, x: torch.Tensor, budget: float, **settings: Any) 
 def by_tags(model: nn.Module, x: torch.Tensor, peak_bytes: int) -> Step:
     """A step by a tagged plan within a peak above parameters and inputs."""
     torch._dynamo.reset()
-    tags = TagPass(ActivationBytes(peak_bytes), planner="local", time_limit_s=5)
-
-    def backend(module: Any, inputs: Any) -> Any:
-        with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
-            return aot_eager(module, inputs)
-
-    return step(model, torch.compile(WithLoss(model), backend=backend, dynamic=False, fullgraph=True), x)
+    return step(model, tagged(WithLoss(model), peak_bytes, 5)[0], x)
 
 
 def error(one: Step, other: Step) -> float:

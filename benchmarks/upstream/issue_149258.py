@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 
 import torch
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
 from torch import nn
 
-from benchmarks.upstream.common import NEEDS_CUDA
+from benchmarks.upstream.common import NEEDS_CUDA, concluded, mib
 from benchmarks.upstream.issue_197838 import Block
+from remat import ActivationBytes
+from remat.tags.passes import TagPartitioner
 
 
 def seconds(module: nn.Module, call: object, x: torch.Tensor) -> float:
@@ -29,13 +33,6 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(NEEDS_CUDA)
         return 0
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    from benchmarks.upstream.common import concluded, mib
-    from remat import ActivationBytes
-    from remat.tags.passes import TagPartitioner
-
     with torch.device("cuda"):
         torch.manual_seed(1)
         module, x = nn.Sequential(*[Block(1024) for _ in range(12)]), torch.randn(8, 1024, 1024)

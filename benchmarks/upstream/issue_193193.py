@@ -7,11 +7,14 @@ graph; its backward pass computes several blocks again before it uses the first 
 from __future__ import annotations
 
 import torch
+import torch._inductor.config as inductor
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.upstream.common import NEEDS_CUDA
+from benchmarks.upstream.common import NEEDS_CUDA, concluded, mib
 from benchmarks.upstream.issue_197838 import Block
+from remat import ActivationBytes
+from remat.tags.passes import TagPartitioner
 
 
 class Twice(nn.Module):
@@ -46,12 +49,6 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(NEEDS_CUDA)
         return 0
-    import torch._inductor.config as inductor
-
-    from benchmarks.upstream.common import concluded, mib
-    from remat import ActivationBytes
-    from remat.tags.passes import TagPartitioner
-
     with torch.device("cuda"):
         torch.manual_seed(1)
         module = Twice(12, 512, checkpointed=True)
