@@ -24,10 +24,13 @@ def table(columns: Sequence[str], body: Iterable[Iterable[object]]) -> str:
 
 
 class Report:
-    """A table under a title, on the screen and in a file, each row as it comes; the end of the block ends it."""
+    """A table under a title, on the screen and in a file, each row as it comes; the end of the block ends it.
 
-    def __init__(self, title: str, columns: Sequence[str], out: Path | None) -> None:
-        self._title, self._columns, self._out = title, columns, out
+    Under it stands what it was measured on, with the versions of these packages.
+    """
+
+    def __init__(self, title: str, columns: Sequence[str], out: Path | None, *packages: str) -> None:
+        self._title, self._columns, self._out, self._packages = title, columns, out, packages
         self._before, self._rows = machine(), 0
 
     def __enter__(self) -> Report:
@@ -36,16 +39,17 @@ class Report:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._rows:
             cut = "" if kind is None else " The run was cut short."
-            self._say(f"\n{machine().since(self._before)}.{cut}\n\n")
+            self.say(f"\n{machine(*self._packages).since(self._before)}.{cut}\n\n")
 
     def add(self, *cells: object) -> None:
         """One row."""
         if not self._rows:
-            self._say(f"## {self._title}\n\n{head(self._columns)}\n")
+            self.say(f"## {self._title}\n\n{head(self._columns)}\n")
         self._rows += 1
-        self._say(row(cells) + "\n")
+        self.say(row(cells) + "\n")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """More text, under the rows so far."""
         print(text, end="", flush=True)
         if self._out is not None:
             with self._out.open("a") as file:

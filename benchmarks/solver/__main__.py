@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import commit, machine
-from benchmarks.harness.table import head, row, table
+from benchmarks.harness.table import Report, table
 from benchmarks.solver.cases import AIMS, BEST_KNOWN, CASES, FIRST_PLAN, QUICK, Case, Run, cases_of, problem_of
 from remat_ir import Progress
 from remat_solver import solve
@@ -35,26 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no such instance", file=sys.stderr)
         return 2
     known: dict[str, dict[str, Any]] = {row["instance"]: row for row in json.loads(_read(BEST_KNOWN))}
-    before = machine()
     began = time.monotonic()
     loading().wait()
-    lines = [head(_COLUMNS)]
-    print(lines[0], flush=True)
     runs: list[Run] = []
-    for case in cases:
-        run, line = _measure(case, folders, known, options.method, options.limit)
-        runs.append(run)
-        lines.append(line)
-        print(line, flush=True)
-        if options.method == "auto":
-            # after each case, so that a run that is cut short keeps what it has found
-            BEST_KNOWN.write_text(json.dumps(sorted(known.values(), key=lambda r: r["instance"]), indent=1) + "\n")
-    seconds = time.monotonic() - began
-    ran_on = machine("highspy", "numba", "numpy").since(before)
-    foot = ["", _shares(runs), "", f"Commit {commit()}, {before.date}; {ran_on}; {seconds:.0f} s in all. {_CLOCKS}"]
-    print("\n".join(foot))
-    if options.output:
-        Path(options.output).write_text("\n".join(["# What the solver reaches", "", *lines, "", *foot]) + "\n")
+    with Report("What the solver reaches", _COLUMNS, options.output, "highspy", "numba", "numpy") as report:
+        for case in cases:
+            run, cells = _measure(case, folders, known, options.method, options.limit)
+            runs.append(run)
+            report.add(*cells)
+            if options.method == "auto":
+                # after each case, so that a run that is cut short keeps what it has found
+                BEST_KNOWN.write_text(json.dumps(sorted(known.values(), key=lambda r: r["instance"]), indent=1) + "\n")
+        here = f"Commit {commit()}, {machine().date}; {time.monotonic() - began:.0f} s in all."
+        report.say(f"\n{_shares(runs)}\n\n{here} {_CLOCKS}\n")
     return 0
 
 
@@ -72,7 +65,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
-    parser.add_argument("-o", "--output", help="also write the table there")
+    parser.add_argument("-o", "--output", type=Path, help="append the table to this file, as Markdown")
     return parser
 
 
@@ -82,7 +75,7 @@ def _read(path: Path) -> str:
 
 def _measure(
     case: Case, folders: Sequence[Path], known: dict[str, dict[str, Any]], method: str, limit: float | None
-) -> tuple[Run, str]:
+) -> tuple[Run, list[str]]:
     problem = problem_of(case, folders)
     total = problem.graph.total_cost_ns
     track: list[tuple[float, int | None, int]] = []
@@ -116,7 +109,7 @@ def _measure(
         f"{answer.seconds:.1f}",
         f"{_cpu_s() - spent:.1f}",
     ]
-    return run, row(cells)
+    return run, cells
 
 
 def _cpu_s() -> float:

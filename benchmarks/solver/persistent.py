@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figures.captured import BATCHES, V100
-from benchmarks.harness.machine import machine
-from benchmarks.harness.table import head, row
+from benchmarks.harness.table import Report
 from benchmarks.models.paper import NETWORKS
 from remat.cli.app import read_subject
 from remat.target.step import target_step
@@ -26,7 +25,7 @@ COLUMNS = ("network", "ops", "stages", "budget", "persistent optimum", "shown af
 SHOWN = "rotor"
 
 
-def shown(name: str, graph: Graph, fraction: float) -> str:
+def shown(name: str, graph: Graph, fraction: float) -> tuple[object, ...]:
     """The row of one graph: what the chain program's plan adds, and when it was there."""
     network = linear_network(graph)
     seen: list[tuple[Progress, float]] = []
@@ -46,8 +45,8 @@ def shown(name: str, graph: Graph, fraction: float) -> str:
         if progress.source == SHOWN and progress.cost_ns is not None:
             added = 100 * overhead_of(progress.cost_ns, graph.total_cost_ns)
             before = seen[number - 1][0].source if number else "none"
-            return row((*cells, f"+{added:.3f} %", f"{progress.seconds:.3f}", f"{cpu:.3f}", before))
-    return row((*cells, "not the cheapest plan when it was made", "", "", ""))
+            return (*cells, f"+{added:.3f} %", f"{progress.seconds:.3f}", f"{cpu:.3f}", before)
+    return (*cells, "not the cheapest plan when it was made", "", "", "")
 
 
 def main() -> None:
@@ -63,10 +62,9 @@ def main() -> None:
         subject = read_subject(path)
         if isinstance(subject, Graph):
             graphs[path.stem] = subject
-    print(head(COLUMNS))
-    for name, graph in graphs.items():
-        print(shown(name, graph, given.fraction), flush=True)
-    print(f"\n{machine()}")
+    with Report("Until the persistent optimum is shown", COLUMNS, None) as report:
+        for name, graph in graphs.items():
+            report.add(*shown(name, graph, given.fraction))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.graphs.instances import instance
-from benchmarks.harness.machine import machine
-from benchmarks.harness.table import head, row, table
+from benchmarks.harness.table import Report, row, table
 from remat_ir import Answer, Graph, Problem, Proof, Status, budget_at, verify_answer
 from remat_ir.proof import Leaf, StageProof, WindowProof
 from remat_ir.proof.check import KIND
@@ -138,47 +137,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="for each that is open after that (default: not solved again)",
     )
-    parser.add_argument("--output", help="write the table here")
+    parser.add_argument("--output", type=Path, help="append the table to this file, as Markdown")
     options = parser.parse_args(arguments)
-    before, began = machine(), time.monotonic()
+    began = time.monotonic()
     loading().wait()
     graphs = {name: instance(name) for name in options.instances}
     given = (Path(path) for path in options.graphs)
     files = [file for path in given for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     graphs |= {file.stem: Graph.from_json(file.read_text()) for file in files}
-    lines = [head(_COLUMNS)]
-    print(lines[0], flush=True)
     done: list[Measured] = []
-    for name, graph in graphs.items():
-        for fraction in options.budgets:
-            done.append(measure(name, graph, fraction, options.limit, options.longer))
-            lines.append(row(done[-1].cells))
-            print(lines[-1], flush=True)
-            if done[-1].longer is not None:
-                print(f"with {options.longer:g} s: {row(done[-1].longer[2])}", flush=True)
-    again = [one.longer[2] for one in done if one.longer is not None]
-    if again:
-        lines += ["", f"What was open, with {options.longer:g} s:", "", table(_LONGER, again)]
-        print("\n".join(lines[-3:]))
-    foot = [
-        "",
-        *_shares(done, options.limit, options.longer),
-        "",
-        f"{machine('highspy').since(before)}; {time.monotonic() - began:.0f} s in all.",
-    ]
-    print("\n".join(foot))
-    if options.output:
-        Path(options.output).write_text("\n".join(["# Certificates, measured", "", *lines, *foot]) + "\n")
+    with Report("Certificates", _COLUMNS, options.output, "highspy") as report:
+        for name, graph in graphs.items():
+            for fraction in options.budgets:
+                done.append(measure(name, graph, fraction, options.limit, options.longer))
+                report.add(*done[-1].cells)
+                if done[-1].longer is not None:
+                    print(f"with {options.longer:g} s: {row(done[-1].longer[2])}", flush=True)
+        again = [one.longer[2] for one in done if one.longer is not None]
+        if again:
+            report.say(f"\nWhat was open, with {options.longer:g} s:\n\n{table(_LONGER, again)}\n")
+        report.say(f"\n{_shares(done, options.limit, options.longer)}\n\n{time.monotonic() - began:.0f} s in all.\n")
     return 0
 
 
-def _shares(done: Sequence[Measured], limit: float, longer: float) -> list[str]:
+def _shares(done: Sequence[Measured], limit: float, longer: float) -> str:
     """The goals, of training graphs, and of these and of graphs without a backward pass together."""
     training = [one for one in done if one.training]
     groups = {"training graphs": training, "all": done} if 0 < len(training) < len(done) else {"reached": done}
     each = [_reached(group, limit, longer) for group in groups.values()]
     rows = [(*figure, *(reached[i] for reached in each)) for i, figure in enumerate(_figures(limit, longer))]
-    return [table(("figure", "goal", *groups), rows)]
+    return table(("figure", "goal", *groups), rows)
 
 
 def _figures(limit: float, longer: float) -> tuple[tuple[str, str], ...]:
