@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.models.vision import Rebuilt
+
 Made = tuple[Any, ...]
 HALF = torch.bfloat16
 
@@ -395,18 +397,6 @@ def pixart() -> Made:
     return Denoiser(inner), (latents, latents), more
 
 
-class Coded(nn.Module):
-    """An autoencoder with its loss."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The mean square error of the mean, decoded again."""
-        return F.mse_loss(self.inner.decode(self.inner.encode(images).latent_dist.mode()).sample, images)
-
-
 @model("Stable Diffusion's autoencoder, 2 images of 256²")
 def sd_vae() -> Made:
     from diffusers import AutoencoderKL
@@ -416,4 +406,4 @@ def sd_vae() -> Made:
         block_out_channels=(128, 256, 512, 512), layers_per_block=2, latent_channels=4,
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
     ).to(HALF)  # fmt: skip
-    return Coded(inner), (_images(2, 256),)
+    return Rebuilt(inner), (_images(2, 256),)
