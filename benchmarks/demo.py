@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import build
 from remat.cli.show import percent
 from remat.planning.planner import Planner, planner_for
-from remat.profiling.measure import differences, forward_backward, loss_of, outcome
+from remat.profiling.measure import differences, forward_backward, outcome, seconds
 from remat.settings import settings
-from remat_ir import Answer, Progress, plain_peak, readable
+from remat_ir import Answer, Progress, readable
 
 OUT = Path("demo-out")
 STEPS = 3
@@ -47,23 +48,21 @@ MODELS = (("gpt2", "full"), ("resnet50", "large"))
 
 @dataclass
 class Result:
-    """One row of the table for one model; bytes are above the fixed ones: parameters, buffers and inputs."""
+    """What one model came to: its plan, bytes above the fixed ones (parameters, buffers and inputs), and seconds."""
 
     name: str
-    budget: int
-    predicted: int
+    plan: Any
     measured: int
-    plain_predicted: int
     plain_measured: int
     plain_seconds: float
     plan_seconds: float
-    overhead: float
     differing: list[str]
-    answer: Answer
-    kernels: int
-    shared: int
-    profile_seconds: float
-    plan_wait_seconds: float
+    wait_seconds: float
+
+    @property
+    def budget(self) -> int:
+        """The bytes that the plan was asked for."""
+        return int(self.plan.answer.budget_bytes) - int(self.plan.step.graph.fixed_bytes)
 
     @property
     def fine(self) -> bool:
@@ -104,29 +103,14 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     start = time.perf_counter()
     reference = remat.disable(copy.deepcopy(subject.model))
     differing = train_both(module, reference, subject.inputs)
-    plain_step = forward_backward(reference, (), subject.inputs, loss_of)
-    plan_step = forward_backward(module, (), subject.inputs, loss_of)
+    plain_step = forward_backward(reference, (), subject.inputs)
+    plan_step = forward_backward(module, (), subject.inputs)
     plain_seconds, plan_seconds = timed_in_pairs((reference, plain_step), (module, plan_step))
     curves = measured_curve(reference, plain_step), measured_curve(module, plan_step)
-    result = Result(
-        name=subject.title,
-        budget=answer.budget_bytes - graph.fixed_bytes,
-        predicted=plan.activation_bytes,
-        measured=max(curves[1]),
-        plain_predicted=plain_peak(graph) - graph.fixed_bytes,
-        plain_measured=max(curves[0]),
-        plain_seconds=plain_seconds,
-        plan_seconds=plan_seconds,
-        overhead=answer.overhead or 0.0,
-        differing=differing,
-        answer=answer,
-        kernels=plan.step.profiled.signatures,
-        shared=plan.step.profiled.shared,
-        profile_seconds=plan.step.profiled.seconds,
-        plan_wait_seconds=waited,
-    )
+    measured = max(curves[1]), max(curves[0])
+    result = Result(subject.title, plan, *measured, plain_seconds, plan_seconds, differing, waited)
     say(f"  trained and measured in {time.perf_counter() - start:.0f} s")
-    draw(subject, plan, result, *curves)
+    draw(result, *curves)
     return result
 
 
@@ -135,9 +119,7 @@ def train_both(module: nn.Module, reference: nn.Module, inputs: Mapping[str, tor
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (reference, module)]
     found: list[str] = []
     for number in range(STEPS):
-        ended = [
-            outcome(part, forward_backward(part, (), inputs, loss_of), SEED + number) for part in (reference, module)
-        ]
+        ended = [outcome(part, forward_backward(part, (), inputs), SEED + number) for part in (reference, module)]
         found += [f"step {number + 1}: {name}" for name in differences(*ended)]
         for optimizer in optimizers:
             optimizer.step()
@@ -156,9 +138,7 @@ def timed_in_pairs(
     for _ in range(pairs):
         for times, (module, step) in zip(taken, (plain, plan), strict=True):
             module.zero_grad(set_to_none=True)
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
+            times.append(seconds(step))
     return min(taken[0]), min(taken[1])
 
 
@@ -172,19 +152,15 @@ def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
         step()
     finally:
         sizes = _compat.stop_recording()
-    curve, now = [0], 0
-    for size in sizes:
-        now += size
-        curve.append(now)
     module.zero_grad(set_to_none=True)
-    return curve
+    return list(accumulate(sizes, initial=0))
 
 
-def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], plan_seen: list[int]) -> None:
+def draw(result: Result, plain_seen: list[int], plan_seen: list[int]) -> None:
     """The picture: predicted memory over the plan's steps, and what the allocator saw, each with the budget line."""
     from remat.planning.summary import memory_curve, plain_curve
 
-    graph = plan.step.graph
+    plan, graph = result.plan, result.plan.step.graph
     drawn, axes = figure(2, size=(6, 4.5), sharey=True)
     sides = (
         ("predicted, op by op", plain_curve(graph), memory_curve(graph, plan.answer.plan), graph.fixed_bytes),
@@ -199,9 +175,9 @@ def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], pla
         axis.grid(alpha=0.25)
     drawn.axes[0].set(ylabel="activation memory in MiB", ylim=(0, None))
     drawn.axes[0].legend(frameon=False)
-    drawn.suptitle(subject.title)
+    drawn.suptitle(result.name)
     OUT.mkdir(exist_ok=True)
-    save(drawn, picture_of(subject.title))
+    save(drawn, picture_of(result.name))
 
 
 def picture_of(name: str) -> Path:
@@ -243,24 +219,32 @@ def table_of(results: list[Result]) -> Table:
         table.add_column(result.name, justify="right")
     rows: list[tuple[str, Callable[[Result], str]]] = [
         ("budget", lambda r: readable(r.budget)),
-        ("peak predicted", lambda r: readable(r.predicted)),
+        ("peak predicted", lambda r: readable(r.plan.activation_bytes)),
         ("peak measured", lambda r: readable(r.measured)),
         ("within the budget", lambda r: "yes" if r.measured <= r.budget else "NO"),
         ("plain peak measured", lambda r: readable(r.plain_measured)),
         ("plain step", lambda r: f"{1000 * r.plain_seconds:.0f} ms"),
         ("step by the plan", lambda r: f"{1000 * r.plan_seconds:.0f} ms"),
-        ("overhead predicted", lambda r: percent(r.overhead)),
+        ("overhead predicted", lambda r: percent(r.plan.answer.overhead or 0.0)),
         ("overhead measured", lambda r: percent(r.plan_seconds / r.plain_seconds - 1)),
         ("gradients equal, bit for bit", lambda r: "NO" if r.differing else "yes"),
-        ("the solve ended", lambda r: r.answer.status.value + (f" ({r.answer.limit})" if r.answer.limit else "")),
-        ("gap", lambda r: percent(r.answer.gap or 0.0)),
-        ("kernels profiled, of all", lambda r: f"{r.kernels - r.shared}, {r.kernels}"),
-        ("captured, profiled, planned in", lambda r: f"{r.plan_wait_seconds:.1f} s"),
+        ("the solve ended", lambda r: _ending(r.plan.answer)),
+        ("gap", lambda r: percent(r.plan.answer.gap or 0.0)),
+        ("kernels profiled, of all", lambda r: _kernels(r.plan.step.profiled)),
+        ("captured, profiled, planned in", lambda r: f"{r.wait_seconds:.1f} s"),
         ("picture", lambda r: str(picture_of(r.name))),
     ]
     for name, text in rows:
         table.add_row(name, *(text(result) for result in results))
     return table
+
+
+def _ending(answer: Answer) -> str:
+    return answer.status.value + (f" ({answer.limit})" if answer.limit else "")
+
+
+def _kernels(profiled: Any) -> str:
+    return f"{profiled.signatures - profiled.shared}, {profiled.signatures}"
 
 
 def served(folder: Path, store: Path) -> Processes:
