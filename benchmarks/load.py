@@ -17,10 +17,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks.service.alone import distinct, hits, identical, killed
+from benchmarks.service.alone import distinct, hits, identical, killed, misses
 from benchmarks.service.burst import burst
 from benchmarks.service.cluster import cluster, depth, scaling
-from benchmarks.service.misses import misses
 from benchmarks.service.rows import rows
 
 

@@ -1,4 +1,4 @@
-"""Load on one server: hits against a bare route, identical and distinct problems, kills and restarts."""
+"""Load on one server: hits against a bare route, misses, identical and distinct problems, kills and restarts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +20,20 @@ import httpx2
 
 from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
-from benchmarks.service.crowd import JSON, ask, client, cpu_seconds, in_thread, many, step, timed, verified
-from benchmarks.service.misses import load, post_of
+from benchmarks.service.crowd import (
+    JSON,
+    ask,
+    client,
+    cpu_seconds,
+    in_thread,
+    load,
+    many,
+    one_after_another,
+    post_of,
+    step,
+    timed,
+    verified,
+)
 from remat_ir import Graph, Problem, budget_at, plain_peak
 
 BARE = """
@@ -115,7 +129,7 @@ async def _crowded(folder: Path, options: argparse.Namespace) -> None:
             if name == "POST, new graph":
                 await in_thread(processes.end, server)
                 await in_thread(processes.serve)
-            posts = [post_of(json.dumps(each).encode()) for each in sent]
+            posts = [post_of(each) for each in sent]
             begun = time.perf_counter()
             times = sorted(await load(processes.port, posts, 200))
             rate = len(times) / (time.perf_counter() - begun)
@@ -187,6 +201,44 @@ class _Both(NamedTuple):
             f"{ours[middle] / base[middle]:.2f}", f"{ours[last] / base[last]:.2f}",
             f"{bare_rate / rate:.2f}", f"{spent[0] / spent[1]:.2f}" if spent[1] else "–",
         )  # fmt: skip
+
+
+_MISSES = ("ops", "misses", "CPU ms a miss", "a second", "p50 ms", "p99 ms")
+
+
+async def misses(folder: Path, options: argparse.Namespace) -> None:
+    """Distinct problems that nobody has asked for before, over 32 connections to one server on SQLite, none solved.
+
+    Each answer has to be a 202, which the service gives once the solve is committed. The dispatch is held back: the
+    tenant may have no solve running.
+    """
+    with Report("Misses, queued and not solved", _MISSES, options.out) as report:
+        for ops in options.miss_ops:
+            inner = folder / str(ops)
+            inner.mkdir()
+            with Processes(inner, workers=1, most_queued=1_000_000) as processes:
+                server = processes.serve()
+                await one_after_another(processes.port, iter([_request(ops, 0)]), 202)
+                with closing(sqlite3.connect(inner / "load.sqlite", isolation_level=None)) as database:
+                    database.execute("UPDATE tenants SET most_running = 0")
+                bodies = [_request(ops, 1 + seed) for seed in range(options.misses)]
+                spent, begun = cpu_seconds(server), time.perf_counter()
+                times = await load(processes.port, bodies, 202)
+                seconds, spent = time.perf_counter() - begun, cpu_seconds(server) - spent
+                with closing(sqlite3.connect(inner / "load.sqlite")) as database:
+                    (queued,) = database.execute("SELECT count(*) FROM solves WHERE state = 'queued'").fetchone()
+                if queued < len(bodies):
+                    raise SystemExit(f"{len(bodies)} were answered 202, and {queued} wait")
+            times.sort()
+            report.add(
+                ops, len(times), f"{1000 * spent / len(times):.2f}", f"{len(times) / seconds:.0f}",
+                f"{1000 * times[len(times) // 2]:.1f}", f"{1000 * times[int(0.99 * (len(times) - 1))]:.1f}",
+            )  # fmt: skip
+
+
+def _request(ops: int, seed: int) -> bytes:
+    graph = step(ops, 1_000_000 * ops + seed)
+    return post_of({"problem": Problem(graph, budget_at(graph, 0.7)).to_json(), "time_limit_s": 60})
 
 
 async def identical(folder: Path, options: argparse.Namespace) -> None:

@@ -23,8 +23,7 @@ from benchmarks.harness.postgres import PrivatePostgres
 from benchmarks.harness.serve import Processes
 from benchmarks.harness.table import Report
 from benchmarks.service.capacity import Costs, waiting_s
-from benchmarks.service.crowd import ask, client, cpu_seconds, in_thread, step
-from benchmarks.service.misses import post_of, sent
+from benchmarks.service.crowd import ask, client, cpu_seconds, in_thread, post_of, sent, step
 from remat_ir import Problem, plain_peak
 
 _OPS, _STORED, _HITS_A_JOB = 300, 100, 20
@@ -63,8 +62,8 @@ async def burst(folder: Path, options: argparse.Namespace) -> None:
         server = await in_thread(processes.serve)
         worker = await in_thread(processes.start, "worker")
         stored = [_asked(seed) for seed in range(_STORED)]
-        new = [_post(_asked(_STORED + i)) for i in range(_CALM_MISSES + jobs)]
-        named = [_post(stored[i % _STORED] | {"name": f"hit {i}"}) for i in range(_CALM_HITS + hits)]
+        new = [post_of(_asked(_STORED + i)) for i in range(_CALM_MISSES + jobs)]
+        named = [post_of(stored[i % _STORED] | {"name": f"hit {i}"}) for i in range(_CALM_HITS + hits)]
         async with client(processes.port) as http:
             for i, asked in enumerate(stored):
                 await ask(http, json.dumps(asked).encode(), f"stored{i}")
@@ -114,10 +113,6 @@ async def burst(folder: Path, options: argparse.Namespace) -> None:
 def _asked(seed: int) -> dict[str, Any]:
     graph = step(_OPS, 7_000_000 + seed)
     return {"problem": Problem(graph, plain_peak(graph)).to_json(), "method": "checkpoint-all", "time_limit_s": 60}
-
-
-def _post(asked: dict[str, Any]) -> bytes:
-    return post_of(json.dumps(asked).encode())
 
 
 async def _alone(server: subprocess.Popen[str], posts: Posts, bodies: list[bytes], status: int) -> tuple[float, float]:

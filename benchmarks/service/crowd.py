@@ -7,7 +7,7 @@ import json
 import random
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import httpx2
@@ -19,6 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 JSON = {"Content-Type": "application/json"}
+_CONNECTIONS = 32
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
@@ -119,3 +120,40 @@ async def many(port: int, count: int, ops: int, seed: int, fraction: float = 1.0
     for problem, data in zip(problems, found, strict=True):
         verified(problem, data)
     return len(found), seconds
+
+
+def post_of(asked: dict[str, Any]) -> bytes:
+    """A POST of what is asked, as it goes over the wire."""
+    body = json.dumps(asked).encode()
+    head = ["POST /v1/solves HTTP/1.1", "host: localhost", "content-type: application/json"]
+    head.append(f"content-length: {len(body)}")
+    return "\r\n".join((*head, "\r\n")).encode() + body
+
+
+async def load(port: int, posts: list[bytes], status: int) -> list[float]:
+    """Seconds of each POST, one after another on each of 32 connections; all must be answered with a status."""
+    left: Iterator[bytes] = iter(posts)
+    found = await asyncio.gather(*(one_after_another(port, left, status) for _ in range(_CONNECTIONS)))
+    return [seconds for each in found for seconds in each]
+
+
+async def one_after_another(port: int, left: Iterator[bytes], status: int) -> list[float]:
+    """Seconds of each POST over one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    times = []
+    for body in left:
+        begun = time.perf_counter()
+        await sent(reader, writer, body, status)
+        times.append(time.perf_counter() - begun)
+    writer.close()
+    return times
+
+
+async def sent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, status: int) -> None:
+    """One request over an open connection, by hand: a client library would take more of the machine than the server."""
+    writer.write(body)
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = int(head.split("content-length:", 1)[1].split("\r\n", 1)[0])
+    answer = await reader.readexactly(length)
+    if int(head.split(" ", 2)[1]) != status:
+        raise SystemExit(f"not answered {status}: {head.splitlines()[0]} {answer[:300]!r}")
