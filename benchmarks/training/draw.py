@@ -57,19 +57,18 @@ def read(folder: Path, names: Iterable[str]) -> list[Found]:
 def rows(model: Found) -> list[dict[str, Any]]:
     """One row for each way to train a model."""
     ways: Mapping[str, Any] = model["ways"]
-    found = []
+    duels, found = _duels(model), []
     for name, way in ways.items():
         row: dict[str, Any] = {"model": model["model"], "way": name, "error": way.get("error", "")}
         if "error" not in way:
             rival = _rival(model, name)
             over = ratio(way["seconds"], ways["plain"]["seconds"])
-            against = ratio(ways[rival]["seconds"], way["seconds"]) if "seconds" in ways.get(rival, {}) else None
             row |= {
                 "peak_bytes": way["peak_bytes"],
                 "median_ms": round(1000 * statistics.median(way["seconds"]), 2),
                 **_columns("over_plain", over),
                 "remat_at_its_peak": rival,
-                **_columns("remat_over_it", against),
+                **_columns("remat_over_it", duels.get(name)),
                 "budget_bytes": way.get("budget_bytes", ""),
                 "predicted_peak_bytes": way.get("predicted_bytes", ""),
                 "predicted_ms": round(way["predicted_ns"] / 1e6, 2) if "predicted_ns" in way else "",
@@ -125,7 +124,7 @@ def page(models: Sequence[Found]) -> str:
         verdict(models),
         "![Step time against measured peak](client.png)",
         "## What running by a plan costs, and what was predicted",
-        table(SUMMARY, [[text(model) for _, text in SUMMARY_CELLS] for model in models]),
+        table(list(SUMMARY), [[text(model) for text in SUMMARY.values()] for model in models]),
         AFTER_SUMMARY,
         "## At equal peak",
         BEFORE_PAIRS,
@@ -154,23 +153,16 @@ is faster. It is bold where the interval holds 1 or lies above it. Gradients are
 
 def verdict(models: Sequence[Found]) -> str:
     """How remat fared at equal peak, in numbers."""
-    faster = same = slower = 0
-    saved = []
-    for model in models:
-        for _, found in _duels(model):
-            faster, same, slower = (
-                faster + (found.high < 1),
-                same + (found.low <= 1 <= found.high),
-                slower + (found.low > 1),
-            )
-            saved.append(found.median)
+    duels = [duel for model in models for duel in _duels(model).values()]
+    faster, slower = sum(duel.high < 1 for duel in duels), sum(duel.low > 1 for duel in duels)
     wrong = [f"{m['title']} {n}" for m in models for n, w in m["ways"].items() if w.get("gradient_error", 0) > 1e-3]
     mine = [way for model in models for name, way in model["ways"].items() if name.startswith("remat")]
     exact = sum(way.get("unequal_to_aot_eager") == 0 for way in mine)
     lines = [
-        f"At the peak of another way remat is faster in {faster} of {faster + same + slower} pairs, equal within the "
-        f"interval in {same}, slower in {slower}; the median ratio is {statistics.median(saved):.3f}."
-        if saved
+        f"At the peak of another way remat is faster in {faster} of {len(duels)} pairs, equal within the "
+        f"interval in {len(duels) - faster - slower}, slower in {slower}; the median ratio is "
+        f"{statistics.median(duel.median for duel in duels):.3f}."
+        if duels
         else "",
         f"Loss, gradients, buffers and generator: `aot_eager`'s bit for bit in {exact} of {len(mine)} plans.",
         f"Gradients off by more than 1e-3 of their largest entry: {', '.join(wrong)}." if wrong else "",
@@ -178,15 +170,14 @@ def verdict(models: Sequence[Found]) -> str:
     return " ".join(line for line in lines if line)
 
 
-def _duels(model: Found) -> list[tuple[str, Ratio]]:
+def _duels(model: Found) -> dict[str, Ratio]:
+    """By way: the time of the plan within its peak over its own, where both were timed."""
     ways = model["ways"]
-    found = []
+    found = {}
     for name, way in ways.items():
-        rival = ways.get(_rival(model, name), {})
-        if way.get("seconds") and rival.get("seconds"):
-            duel = ratio(rival["seconds"], way["seconds"])
-            if duel is not None:
-                found.append((name, duel))
+        duel = ratio(ways.get(_rival(model, name), {}).get("seconds", ()), way.get("seconds", ()))
+        if duel is not None:
+            found[name] = duel
     return found
 
 
@@ -201,7 +192,7 @@ def _rival(model: Found, name: str) -> str:
 def pairs(model: Found) -> str:
     """One model's ways, remat's next to each."""
     ways = model["ways"]
-    duels = dict(_duels(model))
+    duels = _duels(model)
     body = []
     for name, way in ways.items():
         if name.startswith("remat"):
@@ -280,23 +271,21 @@ def _over(model: Found, other: str) -> str:
     return "–" if found is None else str(found)
 
 
-SUMMARY_CELLS: tuple[tuple[str, Callable[[Found], str]], ...] = (
-    ("model", lambda m: str(m["title"])),
-    (
-        "parameters, inputs; plain step, MiB",
-        lambda m: f"{_mib(m['fixed_bytes'])}; {_mib(m['ways']['plain']['peak_bytes'])}",
+SUMMARY: dict[str, Callable[[Found], str]] = {
+    "model": lambda m: str(m["title"]),
+    "parameters, inputs; plain step, MiB": lambda m: (
+        f"{_mib(m['fixed_bytes'])}; {_mib(m['ways']['plain']['peak_bytes'])}"
     ),
-    ("plain step, ms", lambda m: f"{1000 * statistics.median(m['ways']['plain']['seconds']):.0f}"),
-    ("over aot_eager", lambda m: _over(m, "aot_eager")),
-    ("over each once", lambda m: _over(m, "each once")),
-    ("µs a node over aot_eager", lambda m: _node(m, "aot_eager")),
-    ("µs a node over each once", lambda m: _node(m, "each once")),
-    ("time: predicted / measured − 1", lambda m: _errors(m, TIME)),
-    ("slowdown", lambda m: _errors(m, SLOWDOWN)),
-    ("peak", lambda m: _errors(m, PEAK)),
-    ("kernels profiled", lambda m: f"{m['signatures']} of {m['kernels']}"),
-)
-SUMMARY = tuple(name for name, _ in SUMMARY_CELLS)
+    "plain step, ms": lambda m: f"{1000 * statistics.median(m['ways']['plain']['seconds']):.0f}",
+    "over aot_eager": lambda m: _over(m, "aot_eager"),
+    "over each once": lambda m: _over(m, "each once"),
+    "µs a node over aot_eager": lambda m: _node(m, "aot_eager"),
+    "µs a node over each once": lambda m: _node(m, "each once"),
+    "time: predicted / measured − 1": lambda m: _errors(m, TIME),
+    "slowdown": lambda m: _errors(m, SLOWDOWN),
+    "peak": lambda m: _errors(m, PEAK),
+    "kernels profiled": lambda m: f"{m['signatures']} of {m['kernels']}",
+}
 
 
 def _mib(size: float) -> str:
