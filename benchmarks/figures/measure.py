@@ -5,7 +5,6 @@ A piece says which methods are asked, at which budgets and for how long; its row
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import os
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from benchmarks.figures.draw import rows_of
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.machine import Machine, commit, machine
+from benchmarks.harness.table import csv_text
 from remat_ir import Answer, Graph, Problem, plain_peak
 from remat_ir.working_set import working_set
 from remat_solver import max_batch, solve, sweep
@@ -376,12 +376,8 @@ def _put(folder: Path, name: str, new: list[Row], before: Machine) -> None:
         ]
         order = {(piece.network, piece.method): at for at, piece in enumerate(MEASURES[name](Settings()))}
         rows = sorted([*old, *new], key=lambda row: order.get((row["network"], row["method"]), len(order)))
-        columns = list(dict.fromkeys(column for row in (*new, *rows) for column in row))
         part = folder / f"{name}.part"
-        with part.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        part.write_text(csv_text(rows, (column for row in new for column in row)))
         part.replace(folder / f"{name}.csv")
         known = [row for row in rows if row.get("piece")]
         dates, commits = sorted({row["date"] for row in known}), sorted({row["commit"] for row in known})

@@ -7,10 +7,8 @@ where outputs are counted, and the storages that autograd saves for the backward
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.figures.draw import NAMES
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.picture import figure, save
-from benchmarks.harness.table import table
+from benchmarks.harness.table import csv_text, table
 from benchmarks.models.stages import stages_of
 
 PAGE = Path(__file__).parents[1] / "results" / "memory.md"
@@ -120,15 +118,6 @@ def resnets() -> list[dict[str, str | int | float]]:
                 }
             )
     return rows
-
-
-def text_of(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 class Bar(NamedTuple):
@@ -254,7 +243,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PAGE)
     out: Path = parser.parse_args().out
     out.write_text(page())
-    ROWS.write_text(text_of(resnets()))
+    ROWS.write_text(csv_text(resnets()))
     draw(networks(), PICTURE)
     print(page())
 

@@ -1,8 +1,10 @@
-"""Tables as Markdown: whole, or on the screen and in a file row by row."""
+"""Tables as Markdown: whole, or on the screen and in a file row by row; and as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.machine import machine
@@ -21,6 +23,16 @@ def head(columns: Sequence[str]) -> str:
 def table(columns: Sequence[str], body: Iterable[Iterable[object]]) -> str:
     """A whole table, without a newline at its end."""
     return "\n".join([head(columns), *map(row, body)])
+
+
+def csv_text(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> str:
+    """Rows as CSV, the columns in the order in which they come, these before the others; empty what a row lacks."""
+    text = io.StringIO()
+    known = dict.fromkeys((*columns, *(column for row in rows for column in row)))
+    writer = csv.DictWriter(text, known, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 class Report:

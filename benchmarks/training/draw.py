@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import statistics
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.harness.picture import figure, save
-from benchmarks.harness.table import table
+from benchmarks.harness.table import csv_text, table
 
 Found: TypeAlias = Mapping[str, Any]
 
@@ -93,11 +92,7 @@ def write(models: Sequence[Found], out: Path) -> None:
     """The CSV, the picture and the page."""
     out.mkdir(parents=True, exist_ok=True)
     lines = [row for model in models for row in rows(model)]
-    fields = list(dict.fromkeys(key for row in lines for key in row))
-    with (out / "client.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    (out / "client.csv").write_text(csv_text(lines))
     picture(models, out / "client.png")
     if out == RESULTS:
         (DOCS / "client.png").write_bytes((out / "client.png").read_bytes())

@@ -126,9 +126,10 @@ def test_the_committed_page_is_that_of_the_committed_files() -> None:
 @pytest.mark.slow
 def test_the_committed_memory_tables_are_what_the_command_writes() -> None:
     from benchmarks.figures import memory
+    from benchmarks.harness.table import csv_text
 
     assert memory.PAGE.read_text() == memory.page()
-    assert memory.ROWS.read_text() == memory.text_of(memory.resnets())
+    assert memory.ROWS.read_text() == csv_text(memory.resnets())
 
 
 def test_what_autograd_saves_is_counted_once_a_storage() -> None:
