@@ -92,7 +92,7 @@ def measured(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor
     for method, budget, plan in plans_of(chain):
         verdict = verify(Problem(chain, 2**53), plan)
         trained = ChainedModule(stages, chain, plan, needs_grad=needs_grad)
-        run = _step(trained, x)
+        run = measure.forward_backward(trained, (x,))
         run()
         peak = measure.peak_memory(run).peak_bytes + chain.fixed_bytes
         cases.append((method, budget, plan, verdict, run, peak))
@@ -130,13 +130,6 @@ def profiled(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor
         verdict = verify(Problem(chain, 2**53), plan)
         rows.append(Row(model, size, method, budget, verdict.cost_ns / 1e6, None, None, verdict.peak_bytes, None))
     return rows
-
-
-def _step(module: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    def run() -> None:
-        module(x).backward()
-
-    return run
 
 
 class Summary(NamedTuple):
@@ -247,7 +240,8 @@ def main() -> None:
             writer = csv.writer(file)
             if fresh:
                 writer.writerow(Row._fields)
-            for name, rows in _all(options.models, options.rounds):
+            for name in filter(None, options.models.split(",")):
+                rows = measured(name, *build(name), options.rounds)
                 writer.writerows(rows)
                 file.flush()
                 print(name, summary(rows), flush=True)
@@ -256,12 +250,6 @@ def main() -> None:
     text = table([summary(rows) for rows in groups])
     (options.out / "rotor.txt").write_text(text + "\n")
     print(text)
-
-
-def _all(models: str, rounds: int) -> Iterator[tuple[str, list[Row]]]:
-    for name in filter(None, models.split(",")):
-        size, stages, x = build(name)
-        yield name, measured(name, size, stages, x, rounds)
 
 
 def read(path: Path) -> list[list[Row]]:
