@@ -22,6 +22,7 @@ from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.picture import figure, save
 from benchmarks.harness.table import csv_text, table
 from benchmarks.models.stages import stages_of
+from benchmarks.models.subject import Around
 
 PAGE = Path(__file__).parents[1] / "results" / "memory.md"
 ROWS = Path(__file__).parents[1] / "results" / "figures" / "memory.csv"
@@ -168,12 +169,8 @@ def language_models() -> dict[str, nn.Module]:
         }
 
 
-class _Hidden(nn.Module):
+class _Hidden(Around):
     """A model of transformers that returns its last hidden state alone."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = self.inner(ids).last_hidden_state

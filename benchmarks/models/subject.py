@@ -73,12 +73,16 @@ def architecture(*sizes: str) -> Callable[[Make], Make]:
     return enter
 
 
-class OnlyLoss(nn.Module):
-    """A model whose other outputs are dropped."""
+class Around(nn.Module):
+    """A module around another one."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+
+
+class OnlyLoss(Around):
+    """A model whose other outputs are dropped."""
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
         """The loss alone."""
@@ -87,12 +91,8 @@ class OnlyLoss(nn.Module):
         return loss
 
 
-class Classified(nn.Module):
+class Classified(Around):
     """A classifier with its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy."""
@@ -100,12 +100,8 @@ class Classified(nn.Module):
         return F.cross_entropy(getattr(found, "logits", found), labels)
 
 
-class Denoised(nn.Module):
+class Denoised(Around):
     """A noise predictor with its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, noisy: torch.Tensor, when: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """The mean square error."""

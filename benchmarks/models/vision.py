@@ -10,6 +10,7 @@ from torch import nn
 
 from benchmarks.models.subject import (
     CLASSES,
+    Around,
     Denoised,
     Subject,
     architecture,
@@ -145,12 +146,8 @@ def unet(size: str) -> Subject:
     return Subject("U-Net", Denoised(inner), inputs, ("ResnetBlock2D", "Attention"))
 
 
-class Rebuilt(nn.Module):
+class Rebuilt(Around):
     """An autoencoder with its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The mean square error."""

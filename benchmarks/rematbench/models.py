@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.models.subject import Around
 from benchmarks.models.vision import Rebuilt
 
 Made = tuple[Any, ...]
@@ -55,12 +56,8 @@ def _causal(kind: str, batch: int, length: int, **sizes: Any) -> Made:
     return getattr(transformers, f"{kind}ForCausalLM")(config).to(HALF), (), _tokens(batch, length)
 
 
-class Classifier(nn.Module):
+class Classifier(Around):
     """A network that makes logits, with its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy."""
@@ -68,12 +65,8 @@ class Classifier(nn.Module):
         return F.cross_entropy(getattr(found, "logits", found).float(), labels)
 
 
-class Denoiser(nn.Module):
+class Denoiser(Around):
     """A network that predicts noise, with its loss."""
-
-    def __init__(self, inner: nn.Module, named: bool = False) -> None:
-        super().__init__()
-        self.inner, self.named = inner, named
 
     def forward(self, noise: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The mean square error."""
@@ -298,12 +291,8 @@ def segformer_b2() -> Made:
     return made, (), {"pixel_values": _images(8, 512), "labels": torch.zeros(8, 512, 512, dtype=torch.long)}
 
 
-class Detector(nn.Module):
+class Detector(Around):
     """DETR's network with a loss over all its outputs; matching boxes is not part of the graph."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, images: torch.Tensor, classes: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         """Cross entropy of the classes and the distance of the boxes."""

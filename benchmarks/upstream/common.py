@@ -10,6 +10,7 @@ import torch
 import torch._functorch.config as functorch
 from torch import nn
 
+from benchmarks.models.subject import Around
 from benchmarks.tags.models import tagged
 from remat.profiling.measure import peak_memory
 
@@ -24,12 +25,8 @@ class Step(NamedTuple):
     peak_bytes: int
 
 
-class WithLoss(nn.Module):
+class WithLoss(Around):
     """A model with its loss, the mean square of its output, so that a plan is for all of the step."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The loss."""
