@@ -22,7 +22,7 @@ from remat.target.devices import Target
 from remat.target.step import target_step
 from remat.training.enable import following
 from remat.training.optimize import carry_out
-from remat.training.step import Planned, TrainingStep, training_step
+from remat.training.step import TrainingStep, training_step
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import known_budget
@@ -61,12 +61,10 @@ def _answers(plan: Settings, name: str, graph: Graph) -> Iterator[tuple[float, A
 
 
 class Case(NamedTuple):
-    """A plan that is carried out: its step, the measured peak of it, and how many of its results are not the stock
-    step's, bit for bit.
-    """
+    """A plan that is carried out: its peaks, and how many of its results are not the stock step's, bit for bit."""
 
-    planned: Planned
-    peak_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
     unequal: int
 
 
@@ -90,7 +88,6 @@ def trained(plan: Settings) -> Iterator[Row]:
     for share, answer in found:
         if not isinstance(answer.plan, Plan):
             continue
-        case = cases[answer.plan]
         low, middle, high = statistics.quantiles(ratios[answer.plan], n=4)
         yield {
             **row_of(TRAINED, batch, step.graph, answer),
@@ -98,9 +95,7 @@ def trained(plan: Settings) -> Iterator[Row]:
             "measured": round(middle - 1, 5),
             "low": round(low - 1, 5),
             "high": round(high - 1, 5),
-            "predicted_bytes": case.planned.predicted_bytes,
-            "measured_bytes": case.peak_bytes,
-            "unequal": case.unequal,
+            **cases[answer.plan]._asdict(),
         }
 
 
@@ -108,7 +103,7 @@ def _case(steps: Steps, model: nn.Module, step: TrainingStep, answer: Answer) ->
     """Carry out a plan, and run it for its results and for its peak."""
     planned = carry_out(step, Problem(step.graph, answer.budget_bytes), answer)
     _, unequal, peak = steps.tried(answer.plan, model, following(model, planned, planner_for("greedy")))
-    return Case(planned, peak + step.graph.fixed_bytes, len(unequal))
+    return Case(planned.predicted_bytes, peak + step.graph.fixed_bytes, len(unequal))
 
 
 def _rounds(steps: Steps, plans: list[Plan], plain: Plan) -> Mapping[Plan, list[float]]:

@@ -88,26 +88,19 @@ def report(rows: list[dict[str, Any]], command: str) -> str:
     body = []
     for row in rows:
         took, later = row["took"], row["took"][FIRST:]
-        body.append(
-            (
-                *(names[row["way"]], row["layers"], row["count"], *(f"{each:.2f}" for each in took[:FIRST])),
-                *(f"{statistics.mean(later):.2f}", f"{max(later):.2f}", f"{sum(took):.0f}", f"{row['megabytes']:.1f}"),
-            )
-        )
+        first = (f"{each:.2f}" for each in took[:FIRST])
+        rest = (f"{statistics.mean(later):.2f}", f"{max(later):.2f}", f"{sum(took):.0f}", f"{row['megabytes']:.1f}")
+        body.append((names[row["way"]], row["layers"], row["count"], *first, *rest))
     head = ("", "layers", "lengths", "first (s)", "second", "third", "fourth", "then, mean (s)", "most (s)", "all (s)")
     text = (__doc__ or "").split("\n\n", 1)[1].strip()
-    return "\n".join(
-        [
-            "# New lengths, measured",
-            "",
-            f"`{command}`, {ran_on.date}; {ran_on}. No GPU was measured.",
-            "",
-            text,
-            "",
-            table((*head, "MB a length"), body),
-            "",
-        ]
-    )
+    return f"""# New lengths, measured
+
+`{command}`, {ran_on.date}; {ran_on}. No GPU was measured.
+
+{text}
+
+{table((*head, "MB a length"), body)}
+"""
 
 
 def main() -> None:
