@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.models.subject import Around
+from benchmarks.models.subject import Around, transformer
 from benchmarks.models.vision import Rebuilt
 
 Made = tuple[Any, ...]
@@ -50,10 +50,8 @@ def _images(batch: int, side: int, dtype: torch.dtype = HALF) -> torch.Tensor:
 
 
 def _causal(kind: str, batch: int, length: int, **sizes: Any) -> Made:
-    import transformers
-
-    config = getattr(transformers, f"{kind}Config")(use_cache=False, **sizes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).to(HALF), (), _tokens(batch, length)
+    made = transformer(f"{kind}ForCausalLM", f"{kind}Config", use_cache=False, **sizes)
+    return made.to(HALF), (), _tokens(batch, length)
 
 
 class Classifier(Around):
@@ -74,11 +72,8 @@ class Denoiser(Around):
 
 
 def _vision(kind: str, batch: int, side: int, **sizes: Any) -> Made:
-    import transformers
-
-    config = getattr(transformers, f"{kind}Config")(num_labels=1000, **sizes)
-    made = Classifier(getattr(transformers, f"{kind}ForImageClassification")(config).to(HALF))
-    return made, (_images(batch, side), torch.zeros(batch, dtype=torch.long))
+    made = transformer(f"{kind}ForImageClassification", f"{kind}Config", num_labels=1000, **sizes)
+    return Classifier(made.to(HALF)), (_images(batch, side), torch.zeros(batch, dtype=torch.long))
 
 
 # --- language
@@ -86,10 +81,8 @@ def _vision(kind: str, batch: int, side: int, **sizes: Any) -> Made:
 
 @model("GPT-2 medium, 8 × 1,024 tokens")
 def gpt2_medium() -> Made:
-    import transformers
-
-    config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False, loss_type="ForCausalLM")  # type: ignore[call-arg]
-    return transformers.GPT2LMHeadModel(config).to(HALF), (), _tokens(8, 1024)
+    sizes = {"n_embd": 1024, "n_layer": 24, "n_head": 16, "use_cache": False, "loss_type": "ForCausalLM"}
+    return transformer("GPT2LMHeadModel", "GPT2Config", **sizes).to(HALF), (), _tokens(8, 1024)
 
 
 @model("Llama 3.2 1B, 2 × 2,048 tokens")
@@ -160,47 +153,33 @@ def mamba2_370m() -> Made:
 
 @model("BERT large, 16 × 512 tokens")
 def bert_large() -> Made:
-    import transformers
-
-    config = transformers.BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    )
-    return transformers.BertForMaskedLM(config).to(HALF), (), _tokens(16, 512)
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    return transformer("BertForMaskedLM", "BertConfig", **sizes).to(HALF), (), _tokens(16, 512)
 
 
 @model("DeBERTa v2 base, 8 × 512 tokens")
 def deberta_base() -> Made:
-    import transformers
-
-    config = transformers.DebertaV2Config(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
-    return transformers.DebertaV2ForMaskedLM(config).to(HALF), (), _tokens(8, 512)
+    sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    return transformer("DebertaV2ForMaskedLM", "DebertaV2Config", **sizes).to(HALF), (), _tokens(8, 512)
 
 
 @model("ModernBERT base, 8 × 1,024 tokens")
 def modernbert_base() -> Made:
-    import transformers
-
-    config = transformers.ModernBertConfig(reference_compile=False)  # type: ignore[call-arg]
-    ids = _tokens(8, 1024)
-    return transformers.ModernBertForMaskedLM(config).to(HALF), (), ids | {"attention_mask": torch.ones(8, 1024).long()}
+    made = transformer("ModernBertForMaskedLM", "ModernBertConfig", reference_compile=False)
+    return made.to(HALF), (), _tokens(8, 1024) | {"attention_mask": torch.ones(8, 1024).long()}
 
 
 @model("T5 large, 4 × 512 tokens")
 def t5_large() -> Made:
-    import transformers
-
-    config = transformers.T5Config(  # type: ignore[call-arg]
-        d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16, decoder_start_token_id=0, use_cache=False
-    )
-    return transformers.T5ForConditionalGeneration(config).to(HALF), (), _tokens(4, 512)
+    sizes = {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16}
+    made = transformer("T5ForConditionalGeneration", "T5Config", **sizes, decoder_start_token_id=0, use_cache=False)
+    return made.to(HALF), (), _tokens(4, 512)
 
 
 @model("BART large, 4 × 512 tokens")
 def bart_large() -> Made:
-    import transformers
-
-    config = transformers.BartConfig(use_cache=False, decoder_start_token_id=0)
-    return transformers.BartForConditionalGeneration(config).to(HALF), (), _tokens(4, 512)
+    made = transformer("BartForConditionalGeneration", "BartConfig", use_cache=False, decoder_start_token_id=0)
+    return made.to(HALF), (), _tokens(4, 512)
 
 
 # --- speech and audio
@@ -208,23 +187,19 @@ def bart_large() -> Made:
 
 @model("Whisper small, 4 × 30 s")
 def whisper_small() -> Made:
-    import transformers
-
-    config = transformers.WhisperConfig(
-        d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12, decoder_attention_heads=12,
-        encoder_ffn_dim=3072, decoder_ffn_dim=3072, use_cache=False, decoder_start_token_id=0,
+    made = transformer(
+        "WhisperForConditionalGeneration", "WhisperConfig", d_model=768, encoder_layers=12, decoder_layers=12,
+        encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
+        use_cache=False, decoder_start_token_id=0,
     )  # fmt: skip
-    made = transformers.WhisperForConditionalGeneration(config).to(HALF)
     features = torch.zeros(4, 80, 3000, dtype=HALF)
-    return made, (), {"input_features": features, "labels": torch.zeros(4, 256, dtype=torch.long)}
+    return made.to(HALF), (), {"input_features": features, "labels": torch.zeros(4, 256, dtype=torch.long)}
 
 
 @model("Audio Spectrogram Transformer, 8 × 10 s")
 def ast_base() -> Made:
-    import transformers
-
-    made = Classifier(transformers.ASTForAudioClassification(transformers.ASTConfig(num_labels=527)).to(HALF))  # type: ignore[call-arg]
-    return made, (torch.zeros(8, 1024, 128, dtype=HALF), torch.zeros(8, dtype=torch.long))
+    made = transformer("ASTForAudioClassification", "ASTConfig", num_labels=527)
+    return Classifier(made.to(HALF)), (torch.zeros(8, 1024, 128, dtype=HALF), torch.zeros(8, dtype=torch.long))
 
 
 # --- vision
@@ -280,13 +255,10 @@ def efficientnet_b4() -> Made:
 
 @model("SegFormer-B2, 8 images of 512²")
 def segformer_b2() -> Made:
-    import transformers
     from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-    config = transformers.SegformerConfig(  # type: ignore[call-arg]
-        depths=[3, 4, 6, 3], hidden_sizes=[64, 128, 320, 512], decoder_hidden_size=768, num_labels=150
-    )
-    made = transformers.SegformerForSemanticSegmentation(config).to(HALF)
+    sizes = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768, "num_labels": 150}
+    made = transformer("SegformerForSemanticSegmentation", "SegformerConfig", **sizes).to(HALF)
     maybe_install_capturing_hooks(made)  # its first call would take a lock for that, which ends a graph
     return made, (), {"pixel_values": _images(8, 512), "labels": torch.zeros(8, 512, 512, dtype=torch.long)}
 
@@ -303,14 +275,10 @@ class Detector(Around):
 
 @model("YOLOS-S, 4 images of 512 × 864", "a100")
 def yolos_small() -> Made:
-    import transformers
-
-    config = transformers.YolosConfig(  # type: ignore[call-arg]
-        hidden_size=384, num_attention_heads=6, intermediate_size=1536, image_size=[512, 864], num_labels=91
-    )
-    made = Detector(transformers.YolosForObjectDetection(config).to(HALF))
+    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "image_size": [512, 864]}
+    made = transformer("YolosForObjectDetection", "YolosConfig", **sizes, num_labels=91)
     images = torch.zeros(4, 3, 512, 864, dtype=HALF)
-    return made, (images, torch.zeros(4, 100, dtype=torch.long), torch.zeros(4, 100, 4))
+    return Detector(made.to(HALF)), (images, torch.zeros(4, 100, dtype=torch.long), torch.zeros(4, 100, 4))
 
 
 class Graphed(nn.Module):
