@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from benchmarks.figures.draw import (
     APPROXIMATIONS,
     NAMES,
+    PAPER_LARGEST,
     PAPER_RATIOS,
     accounted,
     headline,
@@ -77,7 +78,6 @@ def _by(command: str, file: str) -> str:
     return f"`python -m benchmarks.{command}`, `{file}`"
 
 
-PAPER_LARGEST = {"unet": 61, "vgg19": 289, "mobilenet": 1105, "fcn8": 60, "segnet": 62, "resnet50": 193}
 READING = "16 GB, input free"
 _REASONS = {
     "fcn8": "61 in 16 GiB",
