@@ -26,8 +26,7 @@ from benchmarks.harness.machine import commit, machine
 from benchmarks.rematbench import check
 from benchmarks.rematbench.instances import Instance, load, manifest, outside, write
 from benchmarks.rematbench.methods import FAST, METHODS, Measured, Question, measure
-from benchmarks.rematbench.report import table_of, write_page
-from benchmarks.rematbench.stored import PAGE, not_run, page, store
+from benchmarks.rematbench.report import PAGE, not_run, page, store, table_of, write_page
 from remat_solver.kernels import loading
 
 BENCH = (

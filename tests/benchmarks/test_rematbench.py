@@ -17,9 +17,8 @@ from benchmarks.rematbench.intervals import alone, retained
 from benchmarks.rematbench.methods import METHODS, Question, measure
 from benchmarks.rematbench.peers import Heuristic, dtr
 from benchmarks.rematbench.poet import written
-from benchmarks.rematbench.report import primal_integral, profiles, shifted, table_of
-from benchmarks.rematbench.stored import not_run, page, store
-from benchmarks.rematbench.stored import stored as stored_rows
+from benchmarks.rematbench.report import not_run, page, primal_integral, profiles, shifted, store, table_of
+from benchmarks.rematbench.report import stored as stored_rows
 
 from remat_ir import InvalidData, Link, Prefetch, Problem, graph_of, plain_peak, recomputed, verify
 from remat_ir.digest import graph_digest
