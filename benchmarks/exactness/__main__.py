@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness.rows import add_row, read_rows
 from benchmarks.harness.table import table
 
 from .architectures import architecture_samples
@@ -96,19 +97,17 @@ def main() -> None:
     if given.only:
         kept = [line for line in path.read_text().splitlines() if json.loads(line)["name"] not in given.only]
         path.write_text("".join(f"{line}\n" for line in kept))
-    with path.open("a") as out:
-        for sample in itertools.islice(samples(given.what, given.most), first - 1, None, step):
-            if given.only and sample.name not in given.only:
-                continue
-            finding = compared(sample)
-            out.write(json.dumps(finding._asdict()) + "\n")
-            out.flush()
-            print(*finding, flush=True)
+    for sample in itertools.islice(samples(given.what, given.most), first - 1, None, step):
+        if given.only and sample.name not in given.only:
+            continue
+        finding = compared(sample)
+        add_row(path, finding._asdict())
+        print(*finding, flush=True)
 
 
 def read(path: Path) -> list[Finding]:
     """What a run found."""
-    return [Finding(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [Finding(**row) for row in read_rows(path)]
 
 
 if __name__ == "__main__":

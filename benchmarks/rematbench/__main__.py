@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import commit, machine
+from benchmarks.harness.rows import add_row, read_rows
 from benchmarks.rematbench import check
 from benchmarks.rematbench.instances import Instance, load, manifest, outside, write
 from benchmarks.rematbench.methods import FAST, METHODS, Measured, Question, measure
@@ -40,17 +41,6 @@ BENCH = (
 BENCH_BUDGETS = (0, 2, 4)
 VERSION = "rematbench 0.1"
 """Of answers."""
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line that was cut short is none."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def questions(
@@ -104,10 +94,6 @@ def run(
     ]
     until = time.monotonic() + 60 * given.minutes
     at = commit()
-    given.rows.parent.mkdir(parents=True, exist_ok=True)
-    if given.rows.exists() and not given.rows.read_bytes().endswith(b"\n"):
-        with given.rows.open("a") as file:  # a kill cut the last line short: what is added is a line of its own
-            file.write("\n")
     for question in questions(left, budgets, given.seed, others):
         for name in methods:
             if (question.key, name, given.seconds, given.seed) in done:
@@ -124,8 +110,7 @@ def run(
                 "budget_bytes": question.problem.budget_bytes, "why": found.why, "progress": found.progress,
                 "commit": at, "machine": f"{here.cores} × {here.processor}", "load": here.load, "date": here.date,
             }  # fmt: skip
-            with given.rows.open("a") as file:  # one write, so that a kill leaves whole lines or a last one cut short
-                file.write(json.dumps(row) + "\n")
+            add_row(given.rows, row)
             if given.answers is not None:
                 keep_best(given.answers, question, name, found)
             over = "–" if found.cost_ns is None else f"{100 * (found.cost_ns / row['total_ns'] - 1):.2f} % over"

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.graphs.instances import instance
 from benchmarks.harness.machine import machine
+from benchmarks.harness.rows import add_row, read_rows
 from benchmarks.harness.table import table
 from benchmarks.solver.chains import random_chain
 from remat.planning.links import LINKS as KINDS
@@ -134,12 +135,11 @@ def main() -> None:
         rows = [measured(name, "pcie5", 0.5, 3.0) for name in ("vgg-16", "unet-3", "chain-8")]
         print(report(rows, str(machine("numpy", "highspy"))))
         return
-    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    rows = read_rows(given.out)
     done = {(row["name"], row["link"], row["fraction"]) for row in rows}
     for key in [key for key in every() if key not in done][: given.more]:
         rows.append(measured(*key, given.seconds))
-        with given.out.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
+        add_row(given.out, rows[-1])
         print(json.dumps(rows[-1]), flush=True)
     given.out.with_suffix(".md").write_text(report(rows, str(machine("numpy", "highspy"))))
 

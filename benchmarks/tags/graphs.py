@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.rows import read_rows
 from benchmarks.harness.table import table
 from benchmarks.rematbench.instances import load
-from benchmarks.tags.record import RESULTS, entered, known
+from benchmarks.tags.record import RESULTS, entered
 from remat_ir import InvalidPlan, Plan, Problem, plain_peak, tagged_plan, tags_of, verify
 from remat_ir.restrictions import TAGS
 from remat_solver import solve
@@ -77,7 +78,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def made(given: argparse.Namespace) -> str:
     """Make what is missing of the table."""
-    rows = known(given.output)
+    rows = read_rows(given.output)
     there = {(row["graph"], row["share"]) for row in rows}
     for name in given.graphs:
         for share in GRAPHS[name]:

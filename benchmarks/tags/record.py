@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,21 @@ from typing import Any
 import torch
 
 from benchmarks.harness.machine import commit, machine
+from benchmarks.harness.rows import add_row, read_rows
 
 RESULTS = Path(__file__).parent.parent / "results"
-
-
-def known(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, in order."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def entered(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with the commit, the machine and its load, after it was appended to a file."""
     found = {**row, "commit": commit() or "unknown", "machine": str(machine("torch"))}
-    with path.open("a") as file:
-        file.write(json.dumps(found) + "\n")
+    add_row(path, found)
     return found
 
 
 def completed(given: argparse.Namespace, ways: Callable[[str], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a table of models, those that were missing entered: `ways` measures a model."""
-    rows = known(given.output)
+    rows = read_rows(given.output)
     there = {(row["model"], row["size"]) for row in rows}
     for name in given.models:
         if (name, given.size) not in there:

@@ -27,6 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import remat
 from benchmarks.harness.machine import machine
+from benchmarks.harness.rows import add_row, read_rows
 from benchmarks.harness.table import table
 from remat.capture.refused import logging_functions
 
@@ -118,7 +119,7 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(measured(given.one, given.layers, given.count, given.most_plans)))
         return
-    rows = [json.loads(line) for line in given.raw.read_text().splitlines()] if given.raw.exists() else []
+    rows = read_rows(given.raw)
     for way in given.ways:
         if any((r["way"], r["layers"], r["count"]) == (way, given.layers, given.count) for r in rows):
             continue
@@ -128,7 +129,7 @@ def main() -> None:
             said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append(json.loads(said.splitlines()[-1]))
         print(way, f"{statistics.mean(rows[-1]['took'][FIRST:]):.2f} s a length", flush=True)
-        given.raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        add_row(given.raw, rows[-1])
     ways = [] if given.ways == list(WAYS.values()) else ["--ways", *given.ways]
     given.out.write_text(report(rows, " ".join(["python -m benchmarks.training.lengths", *sizes, *ways])))
 

@@ -9,8 +9,9 @@ import math
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.rows import read_rows
 from benchmarks.rematbench import Unanswered, check, instances
-from benchmarks.rematbench.__main__ import BENCH, main, read_rows
+from benchmarks.rematbench.__main__ import BENCH, main
 from benchmarks.rematbench.hiremate import hiremate
 from benchmarks.rematbench.instances import FAMILIES, lifted, load, manifest, recipes, stored
 from benchmarks.rematbench.intervals import alone, retained

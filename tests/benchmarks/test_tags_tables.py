@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.harness.rows import read_rows
 from benchmarks.tags import graphs, inductor, models
 from benchmarks.tags.__main__ import main
-from benchmarks.tags.record import known
 
 
 def test_there_are_42_problems_on_13_graphs() -> None:
@@ -20,12 +20,12 @@ def test_a_row_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     asked = ["graphs", "--graphs", "checkmate-fcn8-b32", "--seconds", "1", "--output", str(tmp_path / "rows.jsonl")]
     main(asked)
     first = capsys.readouterr().out
-    (row,) = known(tmp_path / "rows.jsonl")
+    (row,) = read_rows(tmp_path / "rows.jsonl")
     assert row["free_bound"] <= row["free"] <= row["tags"] + 1e-9
     assert row["tags_bound"] <= row["tags"]
     assert {"commit", "machine"} <= set(row)
     main(asked)
-    assert len(known(tmp_path / "rows.jsonl")) == 1
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 1
     assert capsys.readouterr().out.strip() in first
 
 
