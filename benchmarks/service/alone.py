@@ -278,30 +278,23 @@ async def _at_once(processes: Processes, problem: Problem, count: int) -> tuple[
     return found, seconds, sum(float(row.rsplit(" ", 1)[1]) for row in rows)
 
 
-_DISTINCT = ("problems", "kills", "seconds", "a second", "lost", "wrong")
-
-
 async def distinct(folder: Path, options: argparse.Namespace) -> None:
     """Distinct small problems, undisturbed."""
-    with (
-        Processes(folder, workers=2) as processes,
-        Report("Distinct problems", _DISTINCT, options.out) as report,
-    ):
-        processes.serve()
-        count, seconds = await many(processes.port, options.distinct, 40, 10_000)
-        report.add(count, 0, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
+    await _distinct(folder, options, "Distinct problems", 10_000, 0)
 
 
 async def killed(folder: Path, options: argparse.Namespace) -> None:
     """The same while the server is killed with SIGKILL and started again."""
-    with (
-        Processes(folder, workers=2) as processes,
-        Report("Distinct problems while the server is killed", _DISTINCT, options.out) as report,
-    ):
+    await _distinct(folder, options, "Distinct problems while the server is killed", 50_000, options.kills)
+
+
+async def _distinct(folder: Path, options: argparse.Namespace, title: str, seed: int, most_kills: int) -> None:
+    columns = ("problems", "kills", "seconds", "a second", "lost", "wrong")
+    with Processes(folder, workers=2) as processes, Report(title, columns, options.out) as report:
         server = processes.serve()
-        work = asyncio.create_task(many(processes.port, options.distinct, 40, 50_000))
+        work = asyncio.create_task(many(processes.port, options.distinct, 40, seed))
         kills = 0
-        while not work.done() and kills < options.kills:
+        while not work.done() and kills < most_kills:
             await asyncio.sleep(options.every)
             if work.done():
                 break

@@ -21,6 +21,7 @@ import remat
 from benchmarks.harness.machine import machine
 from benchmarks.harness.table import table as markdown
 from benchmarks.models.zoo import build
+from benchmarks.tags.record import mib
 from remat.profiling import measure
 
 MODELS = {"gpt2": "gpt2", "bert": "bert", "vit": "vit", "resnet": "dropout_resnet", "unet": "dropout_unet"}
@@ -152,15 +153,11 @@ def table(rows: Sequence[Row]) -> str:
     body = []
     plain = {row.model: row.peak_bytes for row in rows if row.way == "plain Inductor"}
     for row in rows:
-        cells = [row.model, row.way, _mib(row.peak_bytes), _mib(row.budget_bytes), _predicted(row)]
+        cells = [row.model, row.way, mib(row.peak_bytes), mib(row.budget_bytes), _predicted(row)]
         cells += [f"{row.peak_bytes / plain[row.model]:.2f}", _ratio(row.time_ratio), _equal(row)]
         cells.append("equal" if row.generator else "**differs**")
         body.append(cells)
     return markdown(head, body)
-
-
-def _mib(size: int | None) -> str:
-    return "–" if size is None else f"{size / 2**20:.2f}"
 
 
 def _ratio(ratio: float | None) -> str:
@@ -170,7 +167,7 @@ def _ratio(ratio: float | None) -> str:
 def _predicted(row: Row) -> str:
     if row.predicted_bytes is None:
         return "–"
-    return f"{_mib(row.predicted_bytes)} ({row.peak_bytes / row.predicted_bytes - 1:+.1%})"
+    return f"{mib(row.predicted_bytes)} ({row.peak_bytes / row.predicted_bytes - 1:+.1%})"
 
 
 def _equal(row: Row) -> str:
