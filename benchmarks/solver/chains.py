@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.harness.table import head, row
+from benchmarks.harness.table import Report
 from benchmarks.solver.fluid import fluid_makespan
 from remat_ir import Chain, InvalidPlan, Problem, budget_at, verify
 from remat_solver import solve
@@ -30,6 +30,9 @@ from remat_solver.chain.table import Needs, Table
 from remat_solver.offload.table import OffloadTable
 
 Made = TypeVar("Made")
+Cells = tuple[object, ...]
+ROTOR = ("L", "S", "budget", "rotor s", "numpy s", "ratio", "table MB", "ten smaller budgets s", "cost over numpy's")
+POFO = ("L", "N", "budget", "table s", "pofo s", "fluid makespan", "makespan", "bound")
 _FINE = 150
 
 
@@ -83,8 +86,8 @@ def numpy_cost(chain: Chain, budget_bytes: int, slots: int) -> float:
     return float(table[1, count, slots])
 
 
-def rotor(stages: int, slots: int, fraction: float) -> float:
-    """Time one table of the compiled program, ten smaller budgets from it, and numpy; returns the table's seconds."""
+def rotor(stages: int, slots: int, fraction: float) -> tuple[float, Cells]:
+    """Time one table of the compiled program, ten smaller budgets from it, and numpy; its seconds, and a row."""
     chain = random_chain(stages, seed=0)
     budget = budget_at(chain, fraction)
     table, filled = _timed(lambda: Table(chain, budget, slots))
@@ -100,12 +103,11 @@ def rotor(stages: int, slots: int, fraction: float) -> float:
     own = table.bound_ns(table.slots) or float("inf")
     cells = (stages, slots, f"{fraction:.0%}", f"{filled:.2f}", f"{plain:.2f}", f"{plain / filled:.1f}")
     more = (f"{table.table_bytes / 1e6:.0f}", f"{again:.2f}", f"{own / reference:.5f}")
-    print(row((*cells, *more)), flush=True)
-    return filled
+    return filled, (*cells, *more)
 
 
-def offloading(stages: int, slots: int, fraction: float) -> float:
-    """Time one table of the offload program and the whole method, whose plan is made of two; the table's seconds."""
+def offloading(stages: int, slots: int, fraction: float) -> tuple[float, Cells]:
+    """Time one table of the offload program and the whole method, whose plan is made of two; as `rotor`."""
     chain = random_chain(stages, seed=0, link=True)
     problem = Problem(chain, budget_at(chain, fraction))
     table, filled = _timed(lambda: OffloadTable(chain, problem.budget_bytes, slots))
@@ -118,11 +120,10 @@ def offloading(stages: int, slots: int, fraction: float) -> float:
     bound = (answer.bound_ns or 0) / total
     cost = (answer.cost_ns or float("nan")) / total
     cells = (stages, slots, f"{fraction:.0%}", f"{filled:.2f}", f"{whole:.2f}", f"{fluid:.4f}", f"{cost:.4f}")
-    print(row((*cells, f"{bound:.4f}")), flush=True)
-    return filled
+    return filled, (*cells, f"{bound:.4f}")
 
 
-def gap(stages: int, gigabytes_per_s: int, fraction: float, seconds: float) -> None:
+def gap(stages: int, gigabytes_per_s: int, fraction: float, seconds: float) -> Cells:
     """Where the gap of the offload program's plan is: what 50 slots lose, what whole tensors do, and the rest."""
     chain = replace(random_chain(stages, seed=0, link=True), link_bytes_per_s=gigabytes_per_s * 10**9)
     problem = Problem(chain, budget_at(chain, fraction))
@@ -137,7 +138,7 @@ def gap(stages: int, gigabytes_per_s: int, fraction: float, seconds: float) -> N
     bound = most.bound_ns or 0
     costs = (fifty.cost_ns or math.nan, most.cost_ns or math.nan, fluid)
     over = (f"{100 * (cost / bound - 1):.1f}" for cost in costs)
-    print(row((stages, gigabytes_per_s, f"{fraction:.0%}", f"{bound / chain.total_cost_ns:.4f}", *over)), flush=True)
+    return stages, gigabytes_per_s, f"{fraction:.0%}", f"{bound / chain.total_cost_ns:.4f}", *over
 
 
 def cold(stages: int = 339, slots: int = 500) -> float:
@@ -179,42 +180,29 @@ def main() -> None:
     args = parser.parse_args()
     quick = args.quick
     if args.gaps:
-        print(head(("L", "GB/s", "budget", "bound", "50 slots +%", "more slots +%", "150 slots, fluid +%")), flush=True)
-        for stages, speed in itertools.product((16, 24, 32, 48), (25, 50, 100)):
-            gap(stages, speed, 0.4, args.gaps)
+        columns = ("L", "GB/s", "budget", "bound", "50 slots +%", "more slots +%", "150 slots, fluid +%")
+        with Report("Where the gap of pofo is", columns, None) as report:
+            for stages, speed in itertools.product((16, 24, 32, 48), (25, 50, 100)):
+                report.add(*gap(stages, speed, 0.4, args.gaps))
         return
     tiny = random_chain(4, seed=1, link=True)
     Table(tiny, budget_at(tiny, 0.9), 20)
     OffloadTable(tiny, budget_at(tiny, 0.9), 8)
     if not quick:
         print(f"The first table of a fresh installation (L = 339, S = 500), compiling included: {cold():.2f} s")
-    print(
-        "\n"
-        + head(
-            (
-                "L",
-                "S",
-                "budget",
-                "rotor s",
-                "numpy s",
-                "ratio",
-                "table MB",
-                "ten smaller budgets s",
-                "cost over numpy's",
-            )
-        ),
-        flush=True,
-    )
     found: dict[tuple[int, int], float] = {}
-    for stages in (50, 100) if quick else (50, 100, 200, 339):
-        for fraction in (0.2, 0.5):
-            found[stages, 500] = rotor(stages, 500, fraction)
+    with Report("rotor", ROTOR, None) as report:
+        for stages in (50, 100) if quick else (50, 100, 200, 339):
+            for fraction in (0.2, 0.5):
+                found[stages, 500], cells = rotor(stages, 500, fraction)
+                report.add(*cells)
     if not quick:
         _growth(("L", "S"), found, [((100, 500), (200, 500)), ((200, 500), (339, 500))])
-    print("\n" + head(("L", "N", "budget", "table s", "pofo s", "fluid makespan", "makespan", "bound")), flush=True)
     found = {}
-    for stages, slots in ((30, 50),) if quick else ((25, 50), (50, 50), (100, 50), (50, 25), (50, 100)):
-        found[stages, slots] = offloading(stages, slots, 0.4)
+    with Report("pofo", POFO, None) as report:
+        for stages, slots in ((30, 50),) if quick else ((25, 50), (50, 50), (100, 50), (50, 25), (50, 100)):
+            found[stages, slots], cells = offloading(stages, slots, 0.4)
+            report.add(*cells)
     if not quick:
         _growth(
             ("L", "N"),
