@@ -49,17 +49,7 @@ SIZES = {
     "embedding_size": WIDTH,
     "vocab_size_per_layer_input": VOCABULARY,
 }
-WIDTHS = (
-    "hidden_size",
-    "d_model",
-    "n_embd",
-    "dim",
-    "embed_dim",
-    "emb_dim",
-    "d_embed",
-    "word_embed_proj_dim",
-    "hidden_dim",
-)
+WIDTHS = "hidden_size d_model n_embd dim embed_dim emb_dim d_embed word_embed_proj_dim hidden_dim"
 INNER = (
     "intermediate_size ffn_dim d_ff d_inner n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim dff "
     "moe_intermediate_size shared_expert_intermediate_size ffn_size mlp_dim"
@@ -71,7 +61,7 @@ HEADS = (
     "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
     "num_decoder_attention_heads num_encoder_attention_heads"
 )
-KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
+KEY_VALUE_HEADS = "num_key_value_heads num_kv_heads"
 STAGES = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
 SPECIAL: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
@@ -88,7 +78,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 """What the general sizes do not reach."""
 
-HEAD_WIDTHS = ("head_dim", "d_kv", "d_head", "attention_head_size", "kv_channels")
+HEAD_WIDTHS = "head_dim d_kv d_head attention_head_size kv_channels"
 
 
 def shrunken(config: type) -> Any:
@@ -97,13 +87,13 @@ def shrunken(config: type) -> Any:
     wanted: dict[str, Any] = dict(SIZES)
     for names, size in (
         (WIDTHS, WIDTH),
-        (INNER.split(), 2 * WIDTH),
-        (LAYERS.split(), 1),
-        (HEADS.split(), 4),
+        (INNER, 2 * WIDTH),
+        (LAYERS, 1),
+        (HEADS, 4),
         (KEY_VALUE_HEADS, 2),
         (HEAD_WIDTHS, 8),
     ):
-        wanted |= dict.fromkeys(names, size)
+        wanted |= dict.fromkeys(names.split(), size)
     given = {n: v for n, v in wanted.items() if n in known and (known[n] is None or isinstance(known[n], int))}
     given |= {n: False for n in ("use_cache",) if n in known or n in inspect.signature(config).parameters}
     if isinstance(known.get("layer_types"), list):

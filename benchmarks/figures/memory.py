@@ -179,16 +179,10 @@ class _Hidden(Around):
 
 def table_of(bars: Sequence[Bar]) -> str:
     """Figure 1 in numbers."""
-    rows = [
-        [
-            bar.network,
-            bar.batch,
-            f"{bar.parameters:.2f}",
-            f"{bar.activations:.2f}",
-            f"{bar.activations / bar.parameters:.0f}",
-        ]
-        for bar in bars
-    ]
+    rows = []
+    for bar in bars:
+        ratio = bar.activations / bar.parameters
+        rows.append([bar.network, bar.batch, f"{bar.parameters:.2f}", f"{bar.activations:.2f}", f"{ratio:.0f}"])
     return table(("network", "batch", "parameters, GB", "activations, GB", "ratio"), rows)
 
 

@@ -14,11 +14,11 @@ best plans and certificates as a folder that `check.py` confirms. `--report` wri
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,6 @@ BENCH = (
 BENCH_BUDGETS = (0, 2, 4)
 VERSION = "rematbench 0.1"
 """Of answers."""
-
-
-def questions(
-    names: list[str], budgets: list[int], seed: int, others: dict[str, Instance] | None
-) -> Iterator[Question]:
-    """Each instance at each of its budgets; `others` are those of a folder."""
-    for name in names:
-        instance = load(name) if others is None else others[name]
-        yield from (Question(instance, number, seed) for number in budgets)
 
 
 def keep_best(folder: Path, question: Question, method: str, found: Measured) -> None:
@@ -94,8 +85,9 @@ def run(
     ]
     until = time.monotonic() + 60 * given.minutes
     at = commit()
-    for question in questions(left, budgets, given.seed, others):
-        for name in methods:
+    for instance in (load(name) if others is None else others[name] for name in left):
+        for number, name in itertools.product(budgets, methods):
+            question = Question(instance, number, given.seed)
             if (question.key, name, given.seconds, given.seed) in done:
                 continue
             if time.monotonic() > until:
@@ -103,7 +95,7 @@ def run(
                 return
             found, here = measure(METHODS[name], question, given.seconds), machine()
             row = {
-                "problem": question.key, "family": question.instance.family, "method": name, "seed": given.seed,
+                "problem": question.key, "family": instance.family, "method": name, "seed": given.seed,
                 "ops": question.problem.graph.ops, "seconds_given": given.seconds, "seconds": found.seconds,
                 "cost_ns": found.cost_ns, "bound_ns": found.bound_ns, "claimed_ns": found.claimed_ns,
                 "total_ns": question.problem.graph.total_cost_ns, "peak_bytes": found.peak_bytes,
