@@ -21,7 +21,14 @@ from remat_solver.kernels import loading
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases, print the table, note better costs and bounds."""
-    options = _options().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few cases only")
+    parser.add_argument("--instances", nargs="+", help="names, or name@fraction")
+    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
+    parser.add_argument("--method", default="auto")
+    parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
+    parser.add_argument("-o", "--output", type=Path, help="append the table to this file, as Markdown")
+    options = parser.parse_args(arguments)
     folders = [Path(folder) for folder in options.graphs]
     cases = list(CASES)
     for folder in folders:
@@ -34,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not cases:
         print("no such instance", file=sys.stderr)
         return 2
-    known: dict[str, dict[str, Any]] = {row["instance"]: row for row in json.loads(_read(BEST_KNOWN))}
+    noted = BEST_KNOWN.read_text() if BEST_KNOWN.exists() else "[]"
+    known: dict[str, dict[str, Any]] = {row["instance"]: row for row in json.loads(noted)}
     began = time.monotonic()
     loading().wait()
     runs: list[Run] = []
@@ -56,21 +64,6 @@ _COLUMNS = (
     *("bound %", "gap %", "status", "s", "CPU s"),
 )
 _CLOCKS = "Times are wall-clock; CPU s is the work of all threads and engines."
-
-
-def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few cases only")
-    parser.add_argument("--instances", nargs="+", help="names, or name@fraction")
-    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
-    parser.add_argument("--method", default="auto")
-    parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
-    parser.add_argument("-o", "--output", type=Path, help="append the table to this file, as Markdown")
-    return parser
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else "[]"
 
 
 def _measure(
