@@ -247,7 +247,7 @@ def _kernels(profiled: Any) -> str:
     return f"{profiled.signatures - profiled.shared}, {profiled.signatures}"
 
 
-def served(folder: Path, store: Path) -> Processes:
+def service_on(store: Path, folder: Path) -> Processes:
     """A service on a store that may be kept, and that no key seals, so that a later run can read it."""
     return Processes(folder, f"sqlite:///{store}", seal_key="")
 
@@ -308,13 +308,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = (given.store or Path(folder) / "store.sqlite").resolve()
         known = store.exists()
-        with served(Path(folder), store) as service:
+        with service_on(store, Path(folder)) as service:
             service.serve()
             console.print(f"service at {service.url}, store {store}{' (known)' if known else ''}", highlight=False)
             results = first_run(service.url, given.time_limit, console)
         again = True
         if not given.once:
-            with served(Path(folder), store) as service:  # another process: what it knows, it has from the store
+            with service_on(store, Path(folder)) as service:  # another process: what it knows, it has from the store
                 service.serve()
                 again = second_run(service.url, given.time_limit, console)
     console.print(table_of(results))
