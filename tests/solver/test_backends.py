@@ -108,6 +108,11 @@ def test_a_turn_ends_an_integer_program_and_a_tree(engines: dict[str, Engine]) -
     assert late.tree is not None
     assert late.tree.late
     assert late.x is None
+    # no node is left for which there would be time afterwards
+    slow = engine.tree(hard_program(40), cutoff=1e6, deadline=Deadline(30), stopped=None, node_s=10.0)
+    assert slow.tree is not None
+    assert slow.tree.late
+    assert len(slow.tree.column) <= 3
 
 
 def test_a_cut_closes_what_a_point_lacks_a_hundredth_of(engines: dict[str, Engine]) -> None:

@@ -175,6 +175,7 @@ class Engine:
         factor: Floats | None = None,
         turn_s: float | None = None,
         cutoff_row: tuple[int, float] | None = None,
+        node_s: float = 0.0,
     ) -> Outcome:
         """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only.
 
@@ -183,8 +184,9 @@ class Engine:
                 multiplied; then cutting planes are added first.
             turn_s: CPU seconds after which it ends as it does when time is up.
             cutoff_row: that of points that cost less than the cutoff, and the bound that holds once there are none.
+            node_s: what each node takes afterwards, in seconds that are left for that before the deadline.
         """
-        members = {"cutoff": cutoff, "turn_s": turn_s, "cutoff_row": cutoff_row}
+        members = {"cutoff": cutoff, "turn_s": turn_s, "cutoff_row": cutoff_row, "node_s": node_s}
         arrays: dict[str, Any] = {} if factor is None else {"factor": factor}
         return self._ask("tree", program, members, arrays, deadline, None, stopped)
 

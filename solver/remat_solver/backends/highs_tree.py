@@ -214,7 +214,7 @@ class Tree:
         self.gain = np.zeros((2, program.columns))
         self.tried = np.zeros((2, program.columns))
         self.point: Floats | None = None
-        self.nodes = 0
+        self.nodes, self.node_s = 0, 0.0
         self.link: Link
         self.clock = Clock()
         self.deadline = self.turn_until = math.inf
@@ -234,8 +234,8 @@ class Tree:
         return self.late() or self.clock.cpu() > self.turn_until
 
     def late(self) -> bool:
-        """Whether the time is up, or whoever asked says so."""
-        return self.link.stop.is_set() or self.clock.now() > self.deadline
+        """Whether the time is up but for what its nodes take afterwards, or whoever asked says so."""
+        return self.link.stop.is_set() or self.clock.now() + self.node_s * self.nodes > self.deadline
 
     def run(self, link: Link, clock: Clock, deadline: float, turn_until: float) -> Node:
         """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing.
@@ -444,6 +444,7 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     tree = _tree_of(
         solver, program, float(members["cutoff"]), factor, None if cutoff_row is None else tuple(cutoff_row)
     )
+    tree.node_s = float(members["node_s"])
     root = tree.run(link, clock, deadline, math.inf if turn_s is None else clock.cpu() + float(turn_s))
     late = tree.late()
     column: list[int] = []

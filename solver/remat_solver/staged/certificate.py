@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +26,11 @@ from remat_ir.proof.check import KIND, Rounding, inequality, prove_stages, relax
 from remat_ir.proof.rows import CHEAPER, Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
+from ..array_view import Ids
 from ..backends.outcome import CoverRow, Cutting, DerivedRow, Tree
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..program import Floats, Program
+from ..program import Booleans, Floats, Program
 from .rows import Round
 from .scale import Scale, balance_of, row_factors
 from .shorten import Solve, shortened
@@ -37,6 +39,8 @@ _IN_BYTES = ("memory", "rerun")
 """Kinds of rows that are divided by the unit of memory."""
 _DENOMINATORS = (10**6, 10**9, 10**12)
 """Tried in turn; where costs are so large that multipliers would exceed 2^53, smaller ones."""
+_NODE_S, _TIMED = 5e-4, 100
+"""What a node is taken to need, in seconds, until a tree of so many has been written."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 _ROUGHER = 0.01
@@ -56,7 +60,7 @@ class Certified(NamedTuple):
 class FloatLeaf:
     """A leaf as an engine leaves it, with duals of the balanced program or of its infeasibility; later multipliers."""
 
-    rows: Sequence[int]
+    rows: Ids
     duals: Floats
     empty: bool = False
 
@@ -68,6 +72,10 @@ class Certifier:
         self._graph = problem.graph
         self._capacity = problem.budget_bytes - self._graph.fixed_bytes
         self._digest = problem_digest(problem)
+        self._denominator = 0
+        """What the last tree was enough with."""
+        self.node_s = _NODE_S
+        """Seconds that a node of the last large tree took to be written and checked."""
 
     def of_linear(
         self, round_: Round, scale: Scale, row_dual: Floats, bound_ns: float, wanted_ns: float
@@ -77,7 +85,7 @@ class Certifier:
         `wanted_ns` is a bound that is as good as any greater one: certificates are rounded down to it.
         """
         rows = np.flatnonzero(row_dual)
-        return self._certificate(round_, scale, (FloatLeaf(rows.tolist(), row_dual[rows]),), (), bound_ns, wanted_ns)
+        return self._certificate(round_, scale, (FloatLeaf(rows, row_dual[rows]),), (), bound_ns, wanted_ns)
 
     def of_tree(
         self,
@@ -93,7 +101,7 @@ class Certifier:
         `shorter` are what solves the linear programs that shorten it, and for how long they may.
         """
         leaves = (
-            FloatLeaf(tree.leaf_row[start:end].tolist(), tree.leaf_dual[start:end], bool(empty))
+            FloatLeaf(tree.leaf_row[start:end], tree.leaf_dual[start:end], bool(empty))
             for (start, end), empty in zip(pairwise(tree.leaf_start.tolist()), tree.leaf_empty, strict=True)
         )
         nodes: list[int | FloatLeaf] = [column if column >= 0 else next(leaves) for column in tree.column.tolist()]
@@ -104,7 +112,7 @@ class Certifier:
         depends = any(row[0] == CHEAPER for row in found.proof.rows)
         if not depends or tree.plain_row is None or tree.plain_dual is None:
             return found
-        plain = (FloatLeaf(tree.plain_row.tolist(), tree.plain_dual),)
+        plain = (FloatLeaf(tree.plain_row, tree.plain_dual),)
         exact = self._certificate(round_, scale, plain, (), math.inf, math.inf)
         if exact is None or exact.bound_ns is None:
             return found
@@ -131,9 +139,9 @@ class Certifier:
     ) -> Certified | None:
         if len(nodes) > MOST_NODES:
             return None
-        multiply = multipliers(round_, scale, cuts)
+        multiply, cheaper = multipliers(round_, scale, cuts), _cheaper(round_, cuts)
         total = self._graph.total_cost_ns
-        nodes = [_multiplied(round_, leaf, multiply, total) if isinstance(leaf, FloatLeaf) else leaf for leaf in nodes]
+        nodes = [_multiplied(leaf, multiply, cheaper, total) if isinstance(leaf, FloatLeaf) else leaf for leaf in nodes]
         written = _Writer(self, round_, cuts)
         best: Certified | None = None
         proved = -1
@@ -144,13 +152,20 @@ class Certifier:
             (float(leaf.duals.max(initial=0.0)) for leaf in nodes if isinstance(leaf, FloatLeaf)), default=0.0
         )
         finest = 1 << max(0, 52 - math.frexp(largest)[1])
-        for denominator in sorted({min(denominator, finest) for denominator in _DENOMINATORS}):
+        # a later tree's multipliers need as many digits
+        coarsest = self._denominator if len(nodes) > 1 else 0
+        tried = {min(denominator, finest) for denominator in _DENOMINATORS if denominator >= coarsest}
+        for denominator in sorted(tried):
+            began = time.monotonic()
             found = written.certified(nodes, denominator)
+            if len(nodes) >= _TIMED:
+                self.node_s = (time.monotonic() - began) / len(nodes)
             if found is not None and found.bound_ns is None:
                 return found
             if found is not None and found.bound_ns is not None and found.bound_ns > proved:
                 best, proved = found, found.bound_ns
             if proved >= enough:
+                self._denominator = denominator if len(nodes) > 1 else self._denominator
                 break
         return None if best is None or len(best.proof.rows) > MOST_ROWS else best
 
@@ -193,12 +208,12 @@ class _Writer:
             if not isinstance(node, FloatLeaf):
                 made.append(Branch(self._round.column_names.of(node)))
                 continue
-            duals = []
-            for row, multiplier in zip(node.rows, (node.duals * denominator).tolist(), strict=True):
-                whole = round(multiplier)
-                place = self._row(row) if whole > 0 else None
+            duals, wholes = [], np.rint(node.duals * denominator)
+            needed = wholes > 0
+            for row, whole in zip(node.rows[needed].tolist(), wholes[needed].tolist(), strict=True):
+                place = self._row(row)
                 if place is not None:
-                    duals.append((place, whole))
+                    duals.append((place, int(whole)))
             made.append(Leaf(tuple(duals), node.empty))
         proof = replace(self._blank, rows=tuple(self._rows), denominator=denominator, nodes=tuple(made))
         return self._certifier.check(pruned(proof))
@@ -253,23 +268,30 @@ def wanted_ns(incumbent: Incumbent, bound_ns: int) -> float:
     return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
 
-def _multiplied(round_: Round, leaf: FloatLeaf, multiply: Floats, total_ns: int) -> FloatLeaf:
+def _multiplied(leaf: FloatLeaf, multiply: Floats, cheaper: Booleans, total_ns: int) -> FloatLeaf:
     """A leaf with multipliers in the place of its duals.
 
-    One without points cheap enough becomes one with a bound: the row that says what is cheap stands for costs. What
-    shows that there is no point whatever it costs has no unit: only ratios count.
+    One without points cheap enough becomes one with a bound: the row that says what is cheap (`cheaper`, [rows]) stands
+    for costs. What shows that there is no point whatever it costs has no unit: only ratios count.
     """
-    each, rows = multiply[leaf.rows], round_.program.rows
-    cheaper = [i for i, row in enumerate(leaf.rows) if row < rows and round_.names.of(row)[0] == CHEAPER]
-    weight = float(abs(leaf.duals[cheaper[0]]) * each[cheaper[0]]) if leaf.empty and cheaper else 0.0
+    each = multiply[leaf.rows]
+    cheap = np.flatnonzero(cheaper[leaf.rows])
+    weight = float(abs(leaf.duals[cheap[0]]) * each[cheap[0]]) if leaf.empty and len(cheap) else 0.0
     if weight > 0:
         bounding = np.abs(leaf.duals / weight) * each
-        bounding[cheaper] = 0.0
+        bounding[cheap] = 0.0
         return replace(leaf, duals=bounding, empty=False)
     weights = np.abs(leaf.duals) * each
     if leaf.empty:
         weights *= float(total_ns or 1) / max(float(weights.max(initial=0.0)), 1e-300)
     return replace(leaf, duals=weights)
+
+
+def _cheaper(round_: Round, cuts: Sequence[Cutting]) -> Booleans:
+    """[rows and cuts] which row says what is cheap: the last one of the program, if any."""
+    found, last = np.zeros(round_.program.rows + len(cuts), np.bool_), round_.program.rows - 1
+    found[last] = round_.names.of(last)[0] == CHEAPER
+    return found
 
 
 def multipliers(round_: Round, scale: Scale, cuts: Sequence[Cutting] = ()) -> Floats:

@@ -36,7 +36,9 @@ _SOURCE = "staged"
 _WORTH = 0.1
 """The share of the gap that a tree which did not get to its end must close to be certified."""
 _WRITING_S, _WRITING_SHARE = 1.0, 0.1
-"""The seconds at most, and the share of the time left, for writing the certificate of a tree."""
+"""The seconds at most, and the share of the time left, for writing the certificate of a tree, however small."""
+_AND_CHECK = 2.0
+"""How many times as long as its nodes take to be written a tree takes with the check of the answer at the end."""
 _LP_ROUNDS = 30
 _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
@@ -257,7 +259,8 @@ class Proof:
 
     def _tree(self, engine: Engine, wanted: float, turn: float | None) -> tuple[Round, Outcome]:
         """The tree that is to prove so many ns more than all ops once, and its program; its bound is in ns."""
-        incumbent = self.incumbent
+        incumbent, certifier = self.incumbent, self._certifier
+        assert certifier is not None
         extra = self._extra(wanted)
         # cutting planes are derived exactly from whole bytes and ns
         round_ = write(self.view, self.refinement.rows, WHOLE, cutoff_ns=extra, stop=incumbent.stopped)
@@ -273,6 +276,8 @@ class Proof:
             factor=row_factors(round_.program),
             turn_s=None if turn is None else turn * program.entries,
             cutoff_row=None if extra is None else (program.rows - 1, factor * extra),
+            # where work is counted no clock may decide
+            node_s=0.0 if incumbent.deadline.work is not None else _AND_CHECK * certifier.node_s,
         )
         return round_, outcome._replace(bound=outcome.bound / factor)
 
