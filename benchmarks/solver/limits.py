@@ -19,8 +19,8 @@ from remat_solver.bounds import least_need
 from remat_solver.kernels import loading
 from remat_solver.methods import METHODS
 
-_LIMITS_S = (0.2, 1.0, 5.0)
-_INSTANCES = ("gpt-24", "gpt-160", "gpt-1000")
+_LIMITS_S = (0.2, 1.0, 5.0, 10.0)
+_INSTANCES = ("densenet-24", "gpt-24", "gpt-160", "gpt-1000")
 _ALLOWED_S = ((1_000, 0.2), (10_000, 0.5))
 _ALLOWED_BEYOND_S, _ALLOWED_SHARE = 1.5, 0.05
 _COLUMNS = ("instance", "ops", "method", "over s", "allowed s", "limit s", "budget")
