@@ -15,7 +15,7 @@ from .storage.cache import Cache
 from .storage.database import Database
 from .storage.health import Health
 from .storage.queue import Queue
-from .storage.seals import Claims, seals_of
+from .storage.seals import seals_of
 from .storage.store import Store
 from .storage.verifier import Verifier
 from .telemetry import Metrics
@@ -50,9 +50,8 @@ class Context:
         self.clock, self.metrics, self.notifier = database.clock, Metrics(), Notifier()
         self.seals = seals_of(settings)
         self.verifier = Verifier()
-        self.claims = Claims(database, self.seals)
-        self.store = Store(database, self.claims, self.verifier)
-        self.cache = Cache(database, self.store, self.claims, self.verifier, self.metrics)
+        self.store = Store(database, self.seals, self.verifier)
+        self.cache = Cache(database, self.store, self.verifier, self.metrics)
         self.write_behind = WriteBehind(database, self.store)
         self.response_cache = ResponseCache(
             self.store, self.write_behind, self.seals, self.clock, self.metrics, settings.recall_bytes

@@ -80,7 +80,7 @@ async def end_request(
     if row is None:
         return
     answer = running_answer(context, row, status)
-    enough = await context.claims.enough(connection, row.graph_key)  # what is too small has no certificate here
+    enough = await context.store.enough(connection, row.graph_key)  # what is too small has no certificate here
     answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough)
     known, own = told(context.seals, row), await context.store.own_proof(connection, row.graph_key, row.budget_bytes)
     proved = max(known["total_cost_ns"] or 0, 0 if own is None else own[1])

@@ -297,11 +297,11 @@ class Submission:
             await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, known.proof)
         elif known.claim is not None:
             claim = known.claim
-            await context.claims.raise_bound(
+            await context.store.raise_bound(
                 connection, keys.graph, looked.net.budget_bytes, claim.bound_ns, claim.source or self.ask.method
             )
         if known.least_bytes is not None:
-            await context.claims.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
+            await context.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
         if known.near is None or not known.uses_near:
             return None
         return await context.store.put_plan(connection, keys.graph, keys.method, "near", *known.near)

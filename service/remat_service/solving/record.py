@@ -277,9 +277,7 @@ class SolveRecord:
             if proof is not None:
                 await context.store.put_proof(connection, claim.row.graph_key, *proof)
             if outcome.claim is not None:
-                await context.claims.raise_bound(
-                    connection, claim.row.graph_key, claim.net.budget_bytes, *outcome.claim
-                )
+                await context.store.raise_bound(connection, claim.row.graph_key, claim.net.budget_bytes, *outcome.claim)
             if news:
                 await self.write(connection, context.seals.sealed("solves", told))
                 await self._event(connection, told, source)

@@ -253,20 +253,20 @@ class SolveRun:
             if plain_bytes is not None:
                 await context.store.put_plain_peak(connection, graph_key, plain_bytes)
             if outcome.claim is not None:
-                await context.claims.raise_bound(connection, graph_key, budget, *outcome.claim)
+                await context.store.raise_bound(connection, graph_key, budget, *outcome.claim)
             if answer.bound_ns is not None and answer.restricted_to:
                 source = answer.claimed_by or claim.row.method
-                await context.claims.raise_bound(
+                await context.store.raise_bound(
                     connection, graph_key, budget, answer.bound_ns, source, claim.row.method_key, answer.restricted_to
                 )
             if answer.least_budget_bound_bytes is not None or answer.least_budget_bytes is not None:
                 least = answer.least_budget_bound_bytes or 0
                 if answer.status is Status.INFEASIBLE:
                     least = max(least, budget + 1)
-                await context.claims.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
+                await context.store.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
             if answer.status not in (Status.FAILED, Status.CANCELLED):
                 message = answer.message if not answer.budget_bytes or claim.row.fixed_bytes == 0 else ""
-                await context.claims.put_effort(
+                await context.store.put_effort(
                     connection,
                     graph_key,
                     budget,

@@ -57,7 +57,7 @@ from ..memory import Lru
 from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
-from .seals import WHOLE, Claims, Floor, column
+from .seals import WHOLE, Floor, column
 from .store import SAME_STRUCTURE, Row, Snapshot, Store, StoredPlan
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
@@ -101,8 +101,8 @@ class LookTime:
 class Cache:
     """Looks answers up, which never writes; and clears the way for what a solve has found."""
 
-    def __init__(self, database: Database, store: Store, claims: Claims, verifier: Verifier, metrics: Metrics) -> None:
-        self._database, self._store, self._claims = database, store, claims
+    def __init__(self, database: Database, store: Store, verifier: Verifier, metrics: Metrics) -> None:
+        self._database, self._store = database, store
         self._verifier, self._metrics = verifier, metrics
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
@@ -178,7 +178,7 @@ class Cache:
         damaged: list[Row] = [
             row
             for row in (found.claim, found.restricted, found.floor, found.effort)
-            if row is not None and not self._claims.holds(row, keys.graph, problem.budget_bytes, keys.method)
+            if row is not None and not self._store.holds(row, keys.graph, problem.budget_bytes, keys.method)
         ]
         proofs: dict[str, CheckedProof] = {}
         partial = False
@@ -231,9 +231,9 @@ class Cache:
         for row in stored.unsound:
             await self._store.drop(connection, keys.graph, row)
         if stored.refuting is not None:
-            await self._claims.drop_refuted(connection, keys.graph, stored.refuting)
+            await self._store.drop_refuted(connection, keys.graph, stored.refuting)
         if stored.unsound or stored.refuting is not None:
-            await self._claims.drop_efforts(connection, keys.graph)
+            await self._store.drop_efforts(connection, keys.graph)
 
     async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
         """What is stored without what its own plan shows to be wrong, which is logged."""
@@ -323,11 +323,11 @@ class Cache:
     async def _nearer(self, key: str, other: Subject, found: Snapshot, problem: Problem, stored: Stored) -> Stored:
         """What is stored, with what a look at another graph adds to it, certificates left out."""
         claim, floor, best = found.claim, found.floor, found.plan
-        if claim is not None and not certifiable(problem.subject) and self._claims.holds(claim, key):
+        if claim is not None and not certifiable(problem.subject) and self._store.holds(claim, key):
             bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
             if stored.claim is None or bound_ns > stored.claim.bound_ns:
                 stored = replace(stored, claim=claim._replace(bound_ns=bound_ns), carried=True)
-        if floor is not None and self._claims.holds(floor, key):  # costs play no part in what fits
+        if floor is not None and self._store.holds(floor, key):  # costs play no part in what fits
             enough = floor.enough_bytes
             if floor.least_bytes > (stored.least_bytes or 0):
                 stored = replace(stored, least_bytes=floor.least_bytes, carried=True)

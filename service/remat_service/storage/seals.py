@@ -20,17 +20,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, or_, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-
-from remat_ir import Verdict
-from remat_solver import solver_version
 
 from ..errors import ServiceError
 from ..settings import Settings, driver_url
 from . import migrations
 from .database import Database
-from .tables import bounds, efforts, floors, seal_keys
+from .tables import seal_keys
 
 SEALED: dict[str, tuple[str, ...]] = {
     "bounds": ("graph_key", "budget_bytes", "method_key", "restricted_to", "solver", "bound_ns", "source"),
@@ -225,109 +222,3 @@ def names(restricted_to: str) -> tuple[str, ...]:
 def column(restricted_to: Sequence[str]) -> str:
     """Restrictions as a column."""
     return ",".join(restricted_to)
-
-
-CLAIM_COLUMNS = tuple(bounds.c[name] for name in Claim._fields)
-FLOOR_COLUMNS = tuple(floors.c[name] for name in Floor._fields)
-EFFORT_COLUMNS = tuple(efforts.c[name] for name in Effort._fields)
-_TABLES: dict[type, str] = {Claim: "bounds", Floor: "floors", Effort: "efforts"}
-
-
-def _key(graph_key: str, net_budget: int = 0, method_key: str = "") -> dict[str, Any]:
-    """The key of a claim, a floor or an effort: a solver whose source differs uses none of them."""
-    return {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": solver_version()}
-
-
-def _of_floor(graph_key: str) -> tuple[ColumnElement[bool], ...]:
-    return floors.c.graph_key == graph_key, floors.c.solver == solver_version()
-
-
-class Claims:
-    """The sealed rows of the cache; every method takes the connection of the caller's transaction."""
-
-    def __init__(self, database: Database, seals: Seals) -> None:
-        self._database, self.seals = database, seals
-
-    async def raise_bound(
-        self,
-        connection: AsyncConnection,
-        graph_key: str,
-        net_budget: int,
-        bound_ns: int,
-        source: str,
-        method_key: str = "",
-        restricted_to: Sequence[str] = (),
-    ) -> None:
-        """Keep a bound that has no certificate; a restricted one under its restriction and method, never for all plans.
-
-        Args:
-            source: who claims it.
-        """
-        row = _key(graph_key, net_budget, method_key if restricted_to else "") | {
-            "restricted_to": column(restricted_to),
-            "bound_ns": bound_ns,
-            "source": source[:100],
-        }
-        row = self.seals.sealed("bounds", row) | {"created_at": self._database.clock.now()}
-        changed = ("bound_ns", "source", "seal", "created_at")
-        higher = self._database.upsert(bounds, row, changed, where=lambda new: bounds.c.bound_ns < new.bound_ns)
-        await connection.execute(higher)
-
-    async def drop_refuted(self, connection: AsyncConnection, graph_key: str, verdict: Verdict) -> None:
-        """Forget every claim about a graph that a verified plan of this cost and peak shows to be wrong."""
-        await connection.execute(
-            delete(bounds).where(
-                bounds.c.graph_key == graph_key,
-                bounds.c.restricted_to == WHOLE,
-                bounds.c.budget_bytes >= verdict.peak_bytes,
-                bounds.c.bound_ns > verdict.cost_ns,
-            )
-        )
-        await connection.execute(
-            delete(floors).where(floors.c.graph_key == graph_key, floors.c.least_bytes > verdict.peak_bytes)
-        )
-
-    async def raise_floor(
-        self, connection: AsyncConnection, graph_key: str, least_bytes: int, enough_bytes: int | None
-    ) -> None:
-        """Keep what is claimed about the least budget, and what is known to suffice."""
-        key = {"graph_key": graph_key, "solver": solver_version()}
-        fresh = {**key, "least_bytes": 0, "enough_bytes": None}
-        insert = self._database.insert(floors).values(self.seals.sealed("floors", fresh))
-        await connection.execute(insert.on_conflict_do_nothing())
-        of_graph = _of_floor(graph_key)
-        row = (await connection.execute(select(*FLOOR_COLUMNS).where(*of_graph).with_for_update())).one()
-        known = Floor(*row)
-        if not self.holds(known, graph_key):
-            known = Floor(0, None, None)
-        enough = min((b for b in (known.enough_bytes, enough_bytes) if b is not None), default=None)
-        merged = {"least_bytes": max(known.least_bytes, least_bytes), "enough_bytes": enough}
-        if known.seal is None or merged != {"least_bytes": known.least_bytes, "enough_bytes": known.enough_bytes}:
-            await connection.execute(update(floors).where(*of_graph).values(self.seals.sealed("floors", key | merged)))
-
-    async def enough(self, connection: AsyncConnection, graph_key: str) -> int | None:
-        """What budget is known to suffice for a graph."""
-        row = (await connection.execute(select(*FLOOR_COLUMNS).where(*_of_floor(graph_key)))).first()
-        known = None if row is None else Floor(*row)
-        return known.enough_bytes if known is not None and self.holds(known, graph_key) else None
-
-    async def put_effort(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str, effort: Effort
-    ) -> None:
-        """Keep how a solve ended; the longest one stands, and a settled one for good."""
-        row = self.seals.sealed("efforts", _key(graph_key, net_budget, method_key) | effort._asdict())
-        row |= {"created_at": self._database.clock.now()}
-
-        def stands(new: Any) -> ColumnElement[bool]:
-            longer: ColumnElement[bool] = efforts.c.seconds <= new.seconds
-            return and_(or_(new.settled, longer), or_(~efforts.c.settled, new.settled))
-
-        await connection.execute(self._database.upsert(efforts, row, (*Effort._fields, "created_at"), where=stands))
-
-    def holds(self, row: Claim | Floor | Effort, graph_key: str, net_budget: int = 0, method_key: str = "") -> bool:
-        """Whether a row is what was stored; an effort says neither its budget nor its method."""
-        return self.seals.holds(_TABLES[type(row)], _key(graph_key, net_budget, method_key) | row._asdict())
-
-    async def drop_efforts(self, connection: AsyncConnection, graph_key: str) -> None:
-        """Forget how solves of a graph ended."""
-        await connection.execute(delete(efforts).where(efforts.c.graph_key == graph_key))

@@ -1,4 +1,4 @@
-"""Graphs, plans and proofs by salted key, as they are written; and all that an answer rests on, read in one statement.
+"""Graphs and what is found about them, by salted key, as written; and all that an answer rests on, in one statement.
 
 All bytes in the store are net of fixed bytes: a plan's peak and a budget are what the step needs beyond them.
 """
@@ -12,6 +12,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Select,
+    Table,
     and_,
     bindparam,
     case,
@@ -30,7 +31,7 @@ from remat_solver import solver_version
 
 from ..identity import Caller, Keys, size_of
 from .database import Database
-from .seals import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Claims, Effort, Floor, column
+from .seals import WHOLE, Claim, Effort, Floor, Seals, column
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
 from .verifier import CheckedProof, Verifier, checksum, pack_subject
 
@@ -63,8 +64,6 @@ class StoredProof(NamedTuple):
     restricted_to: str
 
 
-PROOF_COLUMNS = tuple(proofs.c[name] for name in StoredProof._fields)
-PLAN_COLUMNS = tuple(plans.c[name] for name in StoredPlan._fields)
 _GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == bindparam("graph"))
 _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
@@ -136,7 +135,8 @@ class EndedRequest(NamedTuple):
 
 Row = StoredPlan | StoredProof | Claim | Floor | Effort
 """A row that an answer rests on."""
-_TABLES: dict[type, Any] = {StoredPlan: plans, StoredProof: proofs, Claim: bounds, Floor: floors}
+_TABLES: dict[Any, Table] = {StoredPlan: plans, StoredProof: proofs, Claim: bounds, Floor: floors, Effort: efforts}
+_COLUMNS = {kind: tuple(table.c[name] for name in kind._fields) for kind, table in _TABLES.items()}
 
 
 def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
@@ -179,8 +179,8 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
     plain = select(graphs.c.plain_peak_bytes).where(graphs.c.key == graph).scalar_subquery()
     return select(
-        *PLAN_COLUMNS, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *(c for each in found for c in each.c),
-        under_way, plain,
+        *_COLUMNS[StoredPlan], *claim.c, *restricted.c, *_COLUMNS[Floor], *_COLUMNS[Effort],
+        *(c for each in found for c in each.c), under_way, plain,
     ).select_from(rows)  # fmt: skip
 
 
@@ -193,12 +193,12 @@ def _claims(
         bounds.c.graph_key == graph, bounds.c.solver == bindparam("solver"), *(~and_(*each) for each in same)
     )
     claim = _first(
-        select(*CLAIM_COLUMNS)
+        select(*_COLUMNS[Claim])
         .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
         .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
     )
     restricted = _first(
-        select(*CLAIM_COLUMNS)
+        select(*_COLUMNS[Claim])
         .where(
             of_graph,
             bounds.c.budget_bytes == budget,
@@ -221,13 +221,13 @@ def _certificates(graph: BindParameter[str], budget: BindParameter[int], without
 
     def best(*space: ColumnElement[bool]) -> Any:
         return _first(
-            select(*PROOF_COLUMNS)
+            select(*_COLUMNS[StoredProof])
             .where(*of_graph, above, *space)
             .order_by(case((empty, 0), else_=1), proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
         )
 
     too_small = _first(
-        select(*PROOF_COLUMNS)
+        select(*_COLUMNS[StoredProof])
         .where(*of_graph, empty, whole)
         .order_by(
             case((above, 0), else_=1),
@@ -242,25 +242,18 @@ def _first(query: Select[Any]) -> Any:
     return query.limit(1).subquery()
 
 
-_PARTS: tuple[tuple[Any, int], ...] = (
-    (StoredPlan, len(PLAN_COLUMNS)),
-    (Claim, len(CLAIM_COLUMNS)),
-    (Claim, len(CLAIM_COLUMNS)),
-    (Floor, len(FLOOR_COLUMNS)),
-    (Effort, len(EFFORT_COLUMNS)),
-    *[(StoredProof, len(PROOF_COLUMNS))] * 3,
-)
-"""Each part of the snapshot's row: what is made of it, and its columns; the first is null where there is none."""
+_PARTS: tuple[Any, ...] = (StoredPlan, Claim, Claim, Floor, Effort, StoredProof, StoredProof, StoredProof)
+"""What is made of the columns of a snapshot, in their order; the first of a part is null where there is none."""
 
 
 def _read(row: Sequence[Any] | None) -> Snapshot:
     assert row is not None  # a row of nulls where there is nothing
     parts: list[Any] = []
     start = 0
-    for make, width in _PARTS:
-        values = row[start : start + width]
+    for make in _PARTS:
+        values = row[start : start + len(make._fields)]
         parts.append(None if values[0] is None else make(*values))
-        start += width
+        start += len(make._fields)
     return Snapshot._make([*parts, bool(row[start]), row[start + 1]])
 
 
@@ -304,11 +297,20 @@ def _named(keys: Keys, net_budget: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _key(graph_key: str, net_budget: int = 0, method_key: str = "") -> dict[str, Any]:
+    """The key of a claim, a floor or an effort: a solver whose source differs uses none of them."""
+    return {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": solver_version()}
+
+
+def _of_floor(graph_key: str) -> tuple[ColumnElement[bool], ...]:
+    return floors.c.graph_key == graph_key, floors.c.solver == solver_version()
+
+
 class Store:
     """The cache's tables: what takes a connection works in the caller's transaction; all else is one statement."""
 
-    def __init__(self, database: Database, claims: Claims, verifier: Verifier) -> None:
-        self._database, self._claims, self._verifier = database, claims, verifier
+    def __init__(self, database: Database, seals: Seals, verifier: Verifier) -> None:
+        self._database, self._seals, self._verifier = database, seals, verifier
 
     async def put_graph(
         self, connection: AsyncConnection, keys: Keys, net: Written, budget_bytes: int, absent: bool = False
@@ -366,7 +368,7 @@ class Store:
         again = ("data", "cost_ns", "peak_bytes", "used_at", "size_bytes")
         same = (plans.c.graph_key, plans.c.method_key, plans.c.checksum)
         stored = str(await connection.scalar(self._database.upsert(plans, row, again, same).returning(plans.c.id)))
-        await self._claims.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
+        await self.raise_floor(connection, graph_key, 0, verdict.peak_bytes)
         return stored
 
     async def put_proof(self, connection: AsyncConnection, graph_key: str, net_budget: int, proof: CheckedProof) -> str:
@@ -401,13 +403,96 @@ class Store:
 
     async def proof(self, proof_id: str) -> StoredProof | None:
         """A certificate by its id."""
-        row = await self._database.first(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))
+        row = await self._database.first(select(*_COLUMNS[StoredProof]).where(proofs.c.id == proof_id))
         return None if row is None else StoredProof._make(row)
+
+    async def raise_bound(
+        self,
+        connection: AsyncConnection,
+        graph_key: str,
+        net_budget: int,
+        bound_ns: int,
+        source: str,
+        method_key: str = "",
+        restricted_to: Sequence[str] = (),
+    ) -> None:
+        """Keep a bound that has no certificate; a restricted one under its restriction and method, never for all plans.
+
+        Args:
+            source: who claims it.
+        """
+        row = _key(graph_key, net_budget, method_key if restricted_to else "") | {
+            "restricted_to": column(restricted_to),
+            "bound_ns": bound_ns,
+            "source": source[:100],
+        }
+        row = self._seals.sealed("bounds", row) | {"created_at": self._database.clock.now()}
+        changed = ("bound_ns", "source", "seal", "created_at")
+        higher = self._database.upsert(bounds, row, changed, where=lambda new: bounds.c.bound_ns < new.bound_ns)
+        await connection.execute(higher)
+
+    async def drop_refuted(self, connection: AsyncConnection, graph_key: str, verdict: Verdict) -> None:
+        """Forget every claim about a graph that a verified plan of this cost and peak shows to be wrong."""
+        await connection.execute(
+            delete(bounds).where(
+                bounds.c.graph_key == graph_key,
+                bounds.c.restricted_to == WHOLE,
+                bounds.c.budget_bytes >= verdict.peak_bytes,
+                bounds.c.bound_ns > verdict.cost_ns,
+            )
+        )
+        await connection.execute(
+            delete(floors).where(floors.c.graph_key == graph_key, floors.c.least_bytes > verdict.peak_bytes)
+        )
+
+    async def raise_floor(
+        self, connection: AsyncConnection, graph_key: str, least_bytes: int, enough_bytes: int | None
+    ) -> None:
+        """Keep what is claimed about the least budget, and what is known to suffice."""
+        key = {"graph_key": graph_key, "solver": solver_version()}
+        fresh = {**key, "least_bytes": 0, "enough_bytes": None}
+        await connection.execute(self._database.insert_new(floors), self._seals.sealed("floors", fresh))
+        of_graph = _of_floor(graph_key)
+        row = (await connection.execute(select(*_COLUMNS[Floor]).where(*of_graph).with_for_update())).one()
+        known = Floor(*row)
+        if not self.holds(known, graph_key):
+            known = Floor(0, None, None)
+        enough = min((b for b in (known.enough_bytes, enough_bytes) if b is not None), default=None)
+        merged = {"least_bytes": max(known.least_bytes, least_bytes), "enough_bytes": enough}
+        if known.seal is None or merged != {"least_bytes": known.least_bytes, "enough_bytes": known.enough_bytes}:
+            await connection.execute(update(floors).where(*of_graph).values(self._seals.sealed("floors", key | merged)))
+
+    async def enough(self, connection: AsyncConnection, graph_key: str) -> int | None:
+        """What budget is known to suffice for a graph."""
+        row = (await connection.execute(select(*_COLUMNS[Floor]).where(*_of_floor(graph_key)))).first()
+        known = None if row is None else Floor(*row)
+        return known.enough_bytes if known is not None and self.holds(known, graph_key) else None
+
+    async def put_effort(
+        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str, effort: Effort
+    ) -> None:
+        """Keep how a solve ended; the longest one stands, and a settled one for good."""
+        row = self._seals.sealed("efforts", _key(graph_key, net_budget, method_key) | effort._asdict())
+        row |= {"created_at": self._database.clock.now()}
+
+        def stands(new: Any) -> ColumnElement[bool]:
+            longer: ColumnElement[bool] = efforts.c.seconds <= new.seconds
+            return and_(or_(new.settled, longer), or_(~efforts.c.settled, new.settled))
+
+        await connection.execute(self._database.upsert(efforts, row, (*Effort._fields, "created_at"), where=stands))
+
+    def holds(self, row: Claim | Floor | Effort, graph_key: str, net_budget: int = 0, method_key: str = "") -> bool:
+        """Whether a row is what was stored; an effort says neither its budget nor its method."""
+        return self._seals.holds(_TABLES[type(row)].name, _key(graph_key, net_budget, method_key) | row._asdict())
+
+    async def drop_efforts(self, connection: AsyncConnection, graph_key: str) -> None:
+        """Forget how solves of a graph ended."""
+        await connection.execute(delete(efforts).where(efforts.c.graph_key == graph_key))
 
     async def drop(self, connection: AsyncConnection, graph_key: str, row: Row) -> None:
         """Forget a row that is not what was stored, unless it was written anew meanwhile; of efforts, the graph's."""
         if isinstance(row, Effort):
-            await self._claims.drop_efforts(connection, graph_key)
+            await self.drop_efforts(connection, graph_key)
             return
         table = _TABLES[type(row)]
         same = row._asdict() | {"graph_key": graph_key, "solver": solver_version()}
@@ -418,7 +503,7 @@ class Store:
     async def plans_within(self, graph_key: str, net_budget: int, method_key: str | None) -> list[StoredPlan]:
         """The plans within a budget, cheapest first; of any method where `method_key` is None."""
         query = (
-            select(*PLAN_COLUMNS)
+            select(*_COLUMNS[StoredPlan])
             .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
             .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
         )
@@ -428,7 +513,7 @@ class Store:
 
     async def plan(self, plan_id: str) -> StoredPlan | None:
         """A plan by its id."""
-        row = await self._database.first(select(*PLAN_COLUMNS).where(plans.c.id == plan_id))
+        row = await self._database.first(select(*_COLUMNS[StoredPlan]).where(plans.c.id == plan_id))
         return None if row is None else StoredPlan._make(row)
 
     async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
