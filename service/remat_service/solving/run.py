@@ -44,55 +44,6 @@ _MOST_NAMED = 20  # requests that the last line of a solve names; thousands may 
 _TOO_OFTEN = "The solver was started too often without coming to an end."
 
 
-class Monitor:
-    """Watches one round of a solve until it is cancelled."""
-
-    def __init__(
-        self, context: Context, claim: Claim, record: SolveRecord, run: ChildRun, limit_s: float, gap: float
-    ) -> None:
-        self._context, self._claim, self._record, self._run = context, claim, record, run
-        self._limit_s, self._gap = limit_s, gap
-
-    async def watch(self) -> None:
-        """Look whenever something about the solve has changed, and now and then."""
-        context, claim = self._context, self._claim
-        outage = Outage(log, "looking at the open requests", LostClaim, solve=claim.id)
-        try:
-            with context.notifier.subscribe(claim.id) as changes:
-                while True:
-                    await changes.wait(_TICK_S)
-                    await asyncio.sleep(_PAUSE_S)
-                    changes.reset()
-                    with outage:
-                        await self._review()
-        except LostClaim:
-            self._run.child.signal(signal.SIGKILL)
-
-    async def _review(self) -> None:
-        """End requests that want no more than there is by now; stop the child when nobody wants anything."""
-        context, claim, record = self._context, self._claim, self._record
-        async with context.database.read(brief=True) as connection:
-            waiting = await open_requests(connection, claim.id, *_LIMITS)
-        spent, whole = record.spent(), record.spent_s + self._limit_s
-        cost, bound = record.cost_ns, record.bound_ns
-        gap = None if cost is None or bound is None else gap_of(cost, bound)
-        due: list[tuple[str, str]] = []
-        for request in waiting:
-            if gap is not None and gap <= request.max_gap and request.max_gap > self._gap:
-                due.append((request.id, "gap"))
-            elif spent >= request.time_limit_s and request.time_limit_s < whole - NEARLY_S:
-                due.append((request.id, "time"))
-        if due:
-            async with context.database.write(brief=True) as connection:
-                await record.write(connection, {"spent_s": spent})
-                for request_id, limit in due:
-                    status = Status.NOTHING_FOUND if cost is None else Status.FEASIBLE
-                    await end_request(context, connection, request_id, status, limit)
-            context.notifier.notify(*(request_id for request_id, _ in due))
-        if len(due) == len(waiting):
-            await self._run.cancel()
-
-
 class SolveRun:
     """A claimed solve: rounds of a solver child, each improvement written down before anybody hears of it."""
 
@@ -180,8 +131,7 @@ class SolveRun:
             plain = asyncio.create_task(asyncio.to_thread(plain_peak, claim.net.subject))
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
-        monitor = Monitor(context, claim, self.record, run, limit_s, gap)
-        watching = asyncio.create_task(monitor.watch())
+        watching = asyncio.create_task(self._watch(run, limit_s, gap))
         try:
             async with contextlib.aclosing(run.frames(await self._job(limit_s, gap, known))) as frames:
                 async for frame in frames:
@@ -204,6 +154,44 @@ class SolveRun:
         plain_bytes = None if plain is None else await plain
         return await self._store(outcome, run, limit_s - elapsed, gap, known, plain_bytes)
 
+    async def _watch(self, run: ChildRun, limit_s: float, gap: float) -> None:
+        """Look at the open requests whenever something about the solve has changed, and now and then, for ever."""
+        outage = Outage(log, "looking at the open requests", LostClaim, solve=self.claim.id)
+        try:
+            with self.context.notifier.subscribe(self.claim.id) as changes:
+                while True:
+                    await changes.wait(_TICK_S)
+                    await asyncio.sleep(_PAUSE_S)
+                    changes.reset()
+                    with outage:
+                        await self._review(run, limit_s, gap)
+        except LostClaim:
+            run.child.signal(signal.SIGKILL)
+
+    async def _review(self, run: ChildRun, limit_s: float, least_gap: float) -> None:
+        """End requests that want no more than there is by now; stop the child when nobody wants anything."""
+        context, claim, record = self.context, self.claim, self.record
+        async with context.database.read(brief=True) as connection:
+            waiting = await open_requests(connection, claim.id, *_LIMITS)
+        spent, whole = record.spent(), record.spent_s + limit_s
+        cost, bound = record.cost_ns, record.bound_ns
+        gap = None if cost is None or bound is None else gap_of(cost, bound)
+        due: list[tuple[str, str]] = []
+        for request in waiting:
+            if gap is not None and gap <= request.max_gap and request.max_gap > least_gap:
+                due.append((request.id, "gap"))
+            elif spent >= request.time_limit_s and request.time_limit_s < whole - NEARLY_S:
+                due.append((request.id, "time"))
+        if due:
+            async with context.database.write(brief=True) as connection:
+                await record.write(connection, {"spent_s": spent})
+                for request_id, limit in due:
+                    status = Status.NOTHING_FOUND if cost is None else Status.FEASIBLE
+                    await end_request(context, connection, request_id, status, limit)
+            context.notifier.notify(*(request_id for request_id, _ in due))
+        if len(due) == len(waiting):
+            await run.cancel()
+
     async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
         plan_row = known.plan
@@ -213,6 +201,7 @@ class SolveRun:
         if plan_row is not None and plan_row.peak_bytes <= claim.net.budget_bytes:
             plan = await self.context.verifier.plan(plan_row.graph_key, claim.net, plan_row.data, plan_row.claimed)
         gross = gross_of(claim.net, claim.row.fixed_bytes)
+        certifies = claim.keys.certify and certifiable(claim.net.subject)  # then a claim counts for nothing
         return {
             "problem": await asyncio.to_thread(gross.to_json),
             "method": claim.row.method,
@@ -220,15 +209,10 @@ class SolveRun:
             "time_limit_s": limit_s,
             "max_gap": gap,
             "start": None if plan is None else await asyncio.to_thread(plan.to_json),
-            "bound_ns": None if known.claim is None or self._certifies else known.claim.bound_ns,
+            "bound_ns": None if known.claim is None or certifies else known.claim.bound_ns,
             "proof": None if known.proof is None else await asyncio.to_thread(unpack, known.proof.data),
             "certify": claim.keys.certify,
         }
-
-    @property
-    def _certifies(self) -> bool:
-        """Whether a bound of the whole space counts only with a certificate."""
-        return self.claim.keys.certify and certifiable(self.claim.net.subject)
 
     async def _store(
         self, outcome: Outcome, run: ChildRun, left_s: float, gap: float, known: Stored, plain_bytes: int | None
