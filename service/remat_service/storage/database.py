@@ -43,6 +43,9 @@ class Database:
         machine: the time of the machine that a SQLite file is on, where that is not this process's.
         most_writers: that share a transaction on SQLite.
         settings: of the pool, timeouts and durability; without them nothing times out.
+
+    Attributes:
+        file: the path of the SQLite file; None where there is none.
     """
 
     def __init__(
@@ -57,23 +60,19 @@ class Database:
         found = driver_url(url)
         self.url, self.clock, self.is_sqlite = str(found), clock, isinstance(found, URL)
         self.machine = machine or clock
-        # a burst waits for a connection rather than failing
-        pool_size = 10 if settings is None else settings.database_pool
-        more: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 60.0}
-        more["json_deserializer"] = json_or_nothing
-        if not self.is_sqlite:
-            more |= {"pool_pre_ping": True}
+        self.file = found.database if isinstance(found, URL) and found.database != ":memory:" else None
+        more: dict[str, Any] = {"json_deserializer": json_or_nothing}
+        if self.file is not None or not self.is_sqlite:  # a burst waits for a connection rather than failing
+            pool_size = 10 if settings is None else settings.database_pool
+            more |= {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 60.0}
+        if self.file is not None:
+            _make_private(Path(self.file))
+        elif not self.is_sqlite:
+            more["pool_pre_ping"] = True
             if settings is not None:
-                limits = (
-                    ("statement_timeout", settings.statement_timeout_s),
-                    ("lock_timeout", settings.lock_timeout_s),
-                )
-                options = " ".join(f"-c {name}={round(1000 * seconds)}" for name, seconds in limits)
+                limits = {"statement_timeout": settings.statement_timeout_s, "lock_timeout": settings.lock_timeout_s}
+                options = " ".join(f"-c {name}={round(1000 * seconds)}" for name, seconds in limits.items())
                 more["connect_args"] = {"options": options}
-        elif isinstance(found, URL) and found.database not in (None, ":memory:"):
-            _make_private(Path(str(found.database)))
-        else:
-            more = {"json_deserializer": json_or_nothing}
         if connect is not None:
             more["creator"] = connect
         self.engine: AsyncEngine = create_async_engine(found, **more)
@@ -267,8 +266,8 @@ def sole_owner(database: Database) -> Iterator[None]:
     It is `flock`'s, of which SQLite's own locks know nothing on Linux. The handle is open for as long as the
     database is, since closing one ends SQLite's locks.
     """
-    path = database.engine.url.database
-    if not database.is_sqlite or not path or path == ":memory:":
+    path = database.file
+    if path is None:
         yield
         return
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

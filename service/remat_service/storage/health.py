@@ -48,10 +48,9 @@ class Health:
 
     def _replaced(self) -> bool:
         """Whether another file lies where the database was opened; SQLite goes on writing to one that is gone."""
-        path = self._database.engine.url.database
-        if not self._database.is_sqlite or not path or path == ":memory:":
+        if self._database.file is None:
             return False
-        found = os.stat(path).st_ino
+        found = os.stat(self._database.file).st_ino
         if self._inode is None:
             self._inode = found
         return found != self._inode
