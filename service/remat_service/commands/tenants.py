@@ -187,7 +187,7 @@ def names(
     """
 
     async def work(connection: AsyncConnection) -> None:
-        await let_names(connection, await keys.tenant_named(connection, name), stored == "on")
+        await let_names(connection, (await keys.tenant_row(connection, name)).id, stored == "on")
 
     in_database(work, "tenants names", name=name, stored=stored)
 

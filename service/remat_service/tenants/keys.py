@@ -77,11 +77,17 @@ async def add_tenant(
     if await connection.scalar(select(tenants.c.id).where(tenants.c.name == name)) is not None:
         raise Invalid(f"there is a tenant {name!r} already")
     tenant_id = SYSTEM.new_id()
+    if group is not None:
+        scope_id = await _scope_of_group(connection, group)
+    elif (everyone := await everyones(connection)) is not None:
+        scope_id = everyone.id
+    else:
+        scope_id = await own_scope(connection, name)
     await connection.execute(
         tenants.insert().values(
             id=tenant_id,
             name=name,
-            scope_id=await scope_for_new(connection, name, group),
+            scope_id=scope_id,
             weight=weight,
             identity_group=identity_group,
             disabled=False,
@@ -98,7 +104,7 @@ async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
         NotFound: there is no such tenant.
         Conflict: something was asked or stored in its name.
     """
-    tenant_id = await tenant_named(connection, name)
+    tenant_id = (await tenant_row(connection, name)).id
     for table in (requests, solves, request_groups, profile_reports):
         if await connection.scalar(select(table.c.tenant_id).where(table.c.tenant_id == tenant_id).limit(1)):
             raise Conflict(f"{name!r} has asked for something; `remat-service tenants disable {name}` shuts it out")
@@ -109,15 +115,6 @@ async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
     await connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
     await connection.execute(delete(scopes).where(scopes.c.name == _OF_TENANT + name))
     return ids
-
-
-async def tenant_named(connection: AsyncConnection, name: str) -> str:
-    """The id of a tenant.
-
-    Raises:
-        NotFound: there is none of that name.
-    """
-    return str((await tenant_row(connection, name)).id)
 
 
 async def tenant_row(connection: AsyncConnection, name: str) -> Any:
@@ -157,7 +154,7 @@ async def add_key(
     await connection.execute(
         api_keys.insert().values(
             id=key_id,
-            tenant_id=await tenant_named(connection, tenant),
+            tenant_id=(await tenant_row(connection, tenant)).id,
             label=label,
             prefix=key[: len(PREFIX) + 6],
             secret_hash=hashed(key),
@@ -359,18 +356,6 @@ async def groups(connection: AsyncConnection) -> dict[tuple[str, bool], list[str
 async def own_scope(connection: AsyncConnection, tenant: str) -> str:
     """The id of the scope that is a tenant's alone, made where it has none."""
     return await _scope(connection, _OF_TENANT + tenant) or await _add_scope(connection, _OF_TENANT + tenant)
-
-
-async def scope_for_new(connection: AsyncConnection, tenant: str, group: str | None) -> str:
-    """Where a tenant that is being made belongs: a group by name, everyone's, or a scope of its own.
-
-    Raises:
-        NotFound: there is no such group.
-    """
-    if group is None:
-        everyone = await everyones(connection)
-        return await own_scope(connection, tenant) if everyone is None else str(everyone.id)
-    return await _scope_of_group(connection, group)
 
 
 async def raise_epoch(connection: AsyncConnection, scope_id: str) -> None:

@@ -31,23 +31,15 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
         RateLimited: with the seconds after which it is worth asking again.
     """
     limits = await _limits(connection, caller)
+    mine = solves.c.tenant_id == caller.tenant_id
     if limits.most_queued is not None:
-        queued = await connection.scalar(
-            select(func.count())
-            .select_from(solves)
-            .where(solves.c.tenant_id == caller.tenant_id, solves.c.state == "queued")
-        )
-        if (queued or 0) >= limits.most_queued:
+        queued = await _count(connection, select(solves.c.id).where(mine, solves.c.state == "queued"))
+        if queued >= limits.most_queued:
             raise RateLimited(f"{queued} solves are queued, the most for this tenant", retry_after_s=10)
     if limits.most_solver_seconds is not None:
         since = moment - _DAY
-        spent, first = (
-            await connection.execute(
-                select(func.coalesce(func.sum(solves.c.spent_s), 0.0), func.min(solves.c.queued_at)).where(
-                    solves.c.tenant_id == caller.tenant_id, solves.c.queued_at >= since
-                )
-            )
-        ).one()
+        used = select(func.coalesce(func.sum(solves.c.spent_s), 0.0), func.min(solves.c.queued_at))
+        spent, first = (await connection.execute(used.where(mine, solves.c.queued_at >= since))).one()
         if spent >= limits.most_solver_seconds:
             wait = max(1, int((first - since).total_seconds())) if first is not None else 60
             raise RateLimited(
@@ -55,8 +47,8 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
                 retry_after_s=wait,
             )
     if limits.most_requests is not None:
-        mine = select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id)
-        under_way = await _count(connection, mine.where(requests.c.ended.is_(False)))  # ended ones make room: see below
+        asked = select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id, requests.c.ended.is_(False))
+        under_way = await _count(connection, asked)  # ended ones make room: see below
         if under_way >= limits.most_requests:
             raise RateLimited(
                 f"{under_way} requests are under way, and {limits.most_requests} are kept for this tenant",
@@ -129,14 +121,13 @@ async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
     """Bytes of the graphs that a tenant's requests name, with their plans, and of what was said of them since."""
     named = select(requests.c.graph_key).where(requests.c.tenant_id == tenant_id)
     mine = select(requests.c.id).where(requests.c.tenant_id == tenant_id)
-    total = int(
-        await connection.scalar(
-            select(func.coalesce(func.sum(attachments.c.size_bytes), 0)).where(attachments.c.request_id.in_(mine))
-        )
-        or 0
-    )
-    for table, key in ((graphs, graphs.c.key), (plans, plans.c.graph_key)):
-        found = await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(key.in_(named)))
+    total = 0
+    for table, key, ours in (
+        (attachments, attachments.c.request_id, mine),
+        (graphs, graphs.c.key, named),
+        (plans, plans.c.graph_key, named),
+    ):
+        found = await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(key.in_(ours)))
         total += int(found or 0)
     return total
 
