@@ -168,11 +168,12 @@ def solve_one(fd: int, scratch: str) -> int:
 
 
 def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> None:
-    best_whole: list[int] = []
+    whole: int | None = None
 
     def report(progress: Progress) -> None:
+        nonlocal whole
         if progress.whole_bound_ns is not None:
-            best_whole[:] = [progress.whole_bound_ns]
+            whole = progress.whole_bound_ns
         outbox.put(progress)
 
     try:
@@ -197,7 +198,6 @@ def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> N
         outbox.finish({"type": "error", "kind": "failed", "message": f"{type(error).__name__}: {error}"[:500]})
         raise
     else:
-        whole = best_whole[0] if best_whole else None
         outbox.finish({"type": "answer", "answer": answer.to_json(), "whole_bound_ns": whole})
 
 
@@ -268,12 +268,7 @@ class Outbox:
 def _frame(progress: Progress, plan: AnyPlan | None, proof: Proof | None) -> dict[str, Any]:
     return {
         "type": "progress",
-        "seconds": progress.seconds,
-        "cost_ns": progress.cost_ns,
-        "bound_ns": progress.bound_ns,
-        "restricted_to": list(progress.restricted_to),
-        "whole_bound_ns": progress.whole_bound_ns,
-        "source": progress.source,
+        **progress._asdict(),
         "plan": None if plan is None else plan.to_json(),
         "proof": None if proof is None else proof.to_json(),
     }

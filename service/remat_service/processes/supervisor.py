@@ -23,17 +23,7 @@ from ..clock import Clock
 from ..settings import Settings
 from .forkserver import LONGEST_FRAME
 
-_KEPT_VARIABLES = (
-    "PATH",
-    "PYTHONPATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "TZ",
-    "LD_LIBRARY_PATH",
-    "VIRTUAL_ENV",
-)
+_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _MEMORY_CHECK_S = 0.25
 _START_S, _COMPILE_S = 60.0, 900.0
 """What a forkserver may take to start, and to compile every kernel: some 20 s, on a busy machine minutes."""
@@ -49,17 +39,10 @@ def scrubbed_environment(settings: Settings) -> dict[str, str]:
     if "PYTHONPATH" in found:  # an empty entry, and a relative one, would lead into the working folder
         folders = found["PYTHONPATH"].split(os.pathsep)
         found["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
-    threads = str(settings.solver_threads)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return (
-        found
-        | dict.fromkeys(names, threads)
-        | {
-            "PYTHONHASHSEED": "0",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONSAFEPATH": "1",  # for what children start in their turn
-        }
-    )
+    found |= dict.fromkeys(names, str(settings.solver_threads))
+    # the last is for what children start in their turn
+    return found | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 @dataclass
