@@ -272,13 +272,7 @@ class ResponseCache:
     """
 
     def __init__(
-        self,
-        store: Store,
-        write_behind: WriteBehind,
-        seals: Seals,
-        clock: Clock,
-        metrics: Metrics,
-        most_bytes: int,
+        self, store: Store, write_behind: WriteBehind, seals: Seals, clock: Clock, metrics: Metrics, most_bytes: int
     ) -> None:
         self._store, self._write_behind, self._seals = store, write_behind, seals
         self._clock, self._metrics = clock, metrics

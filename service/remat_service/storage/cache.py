@@ -41,13 +41,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import (
-    InvalidPlan,
-    Problem,
-    Subject,
-    outgrown,
-    structure_digest,
-)
+from remat_ir import InvalidPlan, Problem, Subject, outgrown, structure_digest
 from remat_ir.proof import certifiable
 from remat_solver import report_bound, report_budget
 
@@ -87,10 +81,6 @@ class LookTime:
     def left(self) -> float | None:
         """Seconds that are left."""
         return None if self._within_s is None else max(0.0, self._within_s - self.spent())
-
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.left() == 0.0
 
     def share(self, whole: bool) -> LookTime:
         """All of it, or half: the other half is for a plan, where there is none yet."""
@@ -290,7 +280,7 @@ class Cache:
         """
         looks: list[Snapshot] = []
         for row in await self._database.rows(_SAME_STRUCTURE, structure=keys.structure, graph=keys.graph):
-            if time.over():
+            if time.left() == 0.0:
                 return replace(stored, partial=True)
             other = await self._verifier.graph(row.key, row.data, caller.key)
             # its own column may say what is not so, and a claim about another structure says nothing here

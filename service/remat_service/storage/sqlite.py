@@ -156,11 +156,6 @@ class _Turn:
         self.ended: asyncio.Future[bool] = loop.create_future()
         self.stored: asyncio.Future[None] = loop.create_future()
 
-    @property
-    def given_up(self) -> bool:
-        """Whether the writer went away before its turn."""
-        return self.begun.cancelled()
-
     def fail(self, error: BaseException) -> None:
         """Nothing of it is stored."""
         waits = self.stored if self.begun.done() else self.begun
@@ -209,7 +204,7 @@ class Writes:
             self._task = None
 
     def _next(self) -> _Turn | None:
-        while self._waiting and self._waiting[0].given_up:
+        while self._waiting and self._waiting[0].begun.cancelled():  # the writer went away before its turn
             self._waiting.popleft()
         return self._waiting[0] if self._waiting else None
 

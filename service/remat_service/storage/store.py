@@ -33,7 +33,7 @@ from ..identity import Caller, Keys, size_of
 from .database import Database
 from .seals import WHOLE, Claim, Effort, Floor, Seals, column
 from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, problems, proofs, requests, solves
-from .verifier import CheckedProof, Verifier, checksum, pack_subject
+from .verifier import CheckedProof, Verifier, checksum, pack, subject_text
 
 
 class StoredPlan(NamedTuple):
@@ -69,7 +69,7 @@ _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 
 def _columns_of(net: Written, structure_key: str) -> dict[str, Any]:
-    packed = pack_subject(net)
+    packed = pack(subject_text(net))
     ops, edges = size_of(net.subject)
     return {
         "structure_key": structure_key,

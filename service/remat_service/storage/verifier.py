@@ -58,12 +58,8 @@ def pack(text: bytes) -> bytes:
     return packed
 
 
-def pack_subject(subject: Written) -> bytes:
-    """A subject without fixed bytes, as it is stored."""
-    return pack(_text_of(subject))
-
-
-def _text_of(subject: Written) -> bytes:
+def subject_text(subject: Written) -> bytes:
+    """A subject without fixed bytes, as the text that is packed."""
     return b'{"%s":%s}' % (subject_kind(subject.subject).encode(), subject.text())
 
 
@@ -259,7 +255,7 @@ class Verifier:
 
 
 def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Written | None) -> Subject:
-    if expected is not None and inflated(packed) == _text_of(expected):
+    if expected is not None and inflated(packed) == subject_text(expected):
         return expected.subject
     subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
     if key_of(graph_digest(subject)) != key:
