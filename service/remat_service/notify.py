@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import psycopg
 import structlog
-from sqlalchemy.engine import make_url
+from sqlalchemy import URL
 
 from .storage.database import Outage
 
@@ -93,26 +93,26 @@ class Notifier:
 class PostgresRelay:
     """Sends keys out in small batches and wakes for those that come in. For a lost note there is a poller."""
 
-    def __init__(self, url: str, notifier: Notifier) -> None:
+    def __init__(self, url: URL, notifier: Notifier) -> None:
         self._conninfo = libpq_url(url)
         self._notifier = notifier
         self._waiting: set[str] = set()
         self._some = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Connect and go on for ever, also across restarts of the database."""
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Go on up to the end of the block, also across restarts of the database."""
         self._notifier.relay = self.send
-        self._tasks = [asyncio.create_task(self._keep(self._listen)), asyncio.create_task(self._keep(self._notify))]
-
-    async def stop(self) -> None:
-        """Disconnect."""
-        self._notifier.relay = None
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        tasks = [asyncio.create_task(self._keep(work)) for work in (self._listen, self._notify)]
+        try:
+            yield
+        finally:
+            self._notifier.relay = None
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
 
     def send(self, keys: tuple[str, ...]) -> None:
         """Tell the other processes."""
@@ -148,6 +148,6 @@ class PostgresRelay:
                 self._waiting.difference_update(batch)
 
 
-def libpq_url(url: str) -> str:
+def libpq_url(url: URL) -> str:
     """A SQLAlchemy URL as libpq reads it."""
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)

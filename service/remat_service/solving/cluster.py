@@ -57,7 +57,7 @@ class Fleet:
 
     def _app(self) -> procrastinate.App:
         """The engine's application with its task; another for every time that it is opened."""
-        url = libpq_url(self._context.database.url)
+        url = libpq_url(self._context.database.engine.url)
         app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url, min_size=1, max_size=4))
 
         @app.task(name=TASK, queue=QUEUE, pass_context=True)

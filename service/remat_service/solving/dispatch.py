@@ -19,7 +19,6 @@ from remat_solver import solver_version
 
 from ..context import Context
 from ..notify import PostgresRelay
-from ..storage import migrations
 from ..storage.database import Outage, migrate, sole_owner
 from ..storage.seals import take_key
 from ..tenants.keys import default_caller
@@ -42,8 +41,7 @@ async def opened(context: Context) -> AsyncIterator[None]:
         try:
             await migrate(context.database)
             async with context.database.write() as connection:
-                await connection.run_sync(migrations.lock)
-                await take_key(context.database, connection, context.seals)
+                await take_key(context.database, connection, context.seals)  # one process at a time from here on
                 await default_caller(connection)
             if context.database.is_sqlite:
                 await requeue_all(context)
@@ -80,16 +78,12 @@ async def _shared(context: Context) -> AsyncIterator[None]:
     if context.database.is_sqlite:
         yield
         return
-    relay = PostgresRelay(context.database.url, context.notifier)
-    relay.start()
     if not context.settings.embedded:
         from .cluster import Fleet
 
         context.queue.carry = Fleet(context).carry
-    try:
+    async with PostgresRelay(context.database.engine.url, context.notifier).connected():
         yield
-    finally:
-        await relay.stop()
 
 
 async def requeue_all(context: Context) -> None:

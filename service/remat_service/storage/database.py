@@ -58,8 +58,7 @@ class Database:
         most_writers: int = 256,
     ) -> None:
         found = driver_url(url)
-        self.url, self.clock, self.is_sqlite = str(found), clock, isinstance(found, URL)
-        self.machine = machine or clock
+        self.clock, self.machine, self.is_sqlite = clock, machine or clock, isinstance(found, URL)
         self.file = found.database if isinstance(found, URL) and found.database != ":memory:" else None
         more: dict[str, Any] = {"json_deserializer": json_or_nothing}
         if self.file is not None or not self.is_sqlite:  # a burst waits for a connection rather than failing
