@@ -129,7 +129,7 @@ class Cache:
             if not damaged and not narrow:
                 break
             unsound += [*damaged, *narrow]
-            found = await self._store.snapshot_without(keys, problem.budget_bytes, unsound)
+            found = await self._store.snapshot(keys, problem.budget_bytes, unsound)
         else:
             found, proofs = Snapshot(found.plan, *(None,) * 7, *found[-2:]), {}
             plan, broken = await self._good_plan(keys, problem, found.plan)

@@ -523,18 +523,15 @@ class Store:
         if plan_id is not None:
             await connection.execute(update(plans).where(plans.c.id == plan_id).values(used_at=moment))
 
-    async def snapshot(self, keys: Keys, net_budget: int) -> Snapshot:
-        """What an answer to this problem by this method rests on now."""
-        return _read(await self._database.first(_SNAPSHOT, **_named(keys, net_budget)))
+    async def snapshot(self, keys: Keys, net_budget: int, without: Sequence[Row] = ()) -> Snapshot:
+        """What an answer to this problem rests on now; `without` some rows also without efforts, which rest on them."""
+        query = _snapshot(without) if without else _SNAPSHOT
+        return _read(await self._database.first(query, **_named(keys, net_budget)))
 
     async def snapshot_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None, bool]:
         """The same, the stored bytes of the graph, and whether there are others of its structure."""
         row: Any = await self._database.first(_WITH_GRAPH, **_named(keys, net_budget), structure=keys.structure)
         return _read(row), row[-2], bool(row[-1])
-
-    async def snapshot_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
-        """The same if some rows were not there, and so no effort either, which may have rested on them."""
-        return _read(await self._database.first(_snapshot(without), **_named(keys, net_budget)))
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""

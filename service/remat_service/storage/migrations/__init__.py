@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from sqlalchemy import Connection, inspect, text
 
 from ...errors import ServiceError
 
-if TYPE_CHECKING:
-    from alembic.config import Config
-
 _HERE = Path(__file__).parent
 _LOCK = 0x72656D6174  # "remat": one migrating process at a time on PostgreSQL
-
-
-def configuration(connection: Connection) -> Config:
-    """Alembic's configuration, with the connection to use. Alembic is loaded only where there is something to do."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(_HERE))
-    config.attributes["connection"] = connection
-    return config
 
 
 def lock(connection: Connection) -> None:
@@ -53,18 +40,24 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
             f"the store is at revision {found}, and this version of remat-service knows revisions up to {head()}: "
             "start the version that upgraded the store, or a newer one, or restore a back-up from before that"
         )
-    from alembic import command
-
-    with _references_kept(connection):
-        command.upgrade(configuration(connection), revision)
+    _migrate(connection, "upgrade", revision)
 
 
 def downgrade(connection: Connection, revision: str = "base") -> None:
     """Take the schema back; on SQLite in a transaction of `Database.change_schema`, as an upgrade."""
-    from alembic import command
+    _migrate(connection, "downgrade", revision)
 
+
+def _migrate(connection: Connection, way: Literal["upgrade", "downgrade"], revision: str) -> None:
+    """Let Alembic work on this connection; it is loaded only where there is something to do."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_HERE))
+    config.attributes["connection"] = connection
     with _references_kept(connection):
-        command.downgrade(configuration(connection), revision)
+        getattr(command, way)(config, revision)
 
 
 @contextmanager
