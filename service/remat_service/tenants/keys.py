@@ -198,13 +198,9 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> str:
 
 async def any_key(connection: AsyncConnection) -> bool:
     """Whether some key would be accepted now."""
-    moment = SYSTEM.now()
-    found = await connection.scalar(
-        select(api_keys.c.id)
-        .where(api_keys.c.revoked_at.is_(None), (api_keys.c.expires_at.is_(None)) | (api_keys.c.expires_at > moment))
-        .limit(1)
-    )
-    return found is not None
+    lasts = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > SYSTEM.now())
+    query = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None), lasts).limit(1)
+    return await connection.scalar(query) is not None
 
 
 async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
@@ -395,19 +391,10 @@ async def _move(connection: AsyncConnection, tenant: str, scope_id: str) -> None
     row = (await connection.execute(select(tenants.c.id).where(tenants.c.name == tenant).with_for_update())).first()
     if row is None:
         raise NotFound(f"there is no tenant {tenant!r}")
-    under_way = await connection.scalar(
-        select(func.count())
-        .select_from(solves)
-        .where(
-            solves.c.state.in_(("queued", "running")),
-            or_(
-                solves.c.tenant_id == row.id,
-                solves.c.id.in_(
-                    select(requests.c.solve_id).where(requests.c.tenant_id == row.id, requests.c.ended.is_(False))
-                ),
-            ),
-        )
-    )
+    asked = select(requests.c.solve_id).where(requests.c.tenant_id == row.id, requests.c.ended.is_(False))
+    theirs = or_(solves.c.tenant_id == row.id, solves.c.id.in_(asked))
+    found = select(func.count()).select_from(solves).where(solves.c.state.in_(("queued", "running")), theirs)
+    under_way = await connection.scalar(found)
     if under_way:
         raise Conflict(f"{under_way} solves of {tenant} are under way; wait for them, or cancel them", retry_after_s=60)
     await connection.execute(update(tenants).where(tenants.c.id == row.id).values(scope_id=scope_id))
