@@ -110,11 +110,6 @@ class Stored:
         return self.proof is not None and self.proof.bound_ns is None
 
     @property
-    def cost_ns(self) -> int | None:
-        """The cost of the better plan."""
-        return self.known.cost_ns
-
-    @property
     def uses_near(self) -> bool:
         """Whether the better plan is the near one."""
         return self.near is not None and (self.plan is None or self.near[1].cost_ns < self.plan.cost_ns)
@@ -138,9 +133,9 @@ class Stored:
 
     def is_final(self, max_gap: float, time_limit_s: float) -> bool:
         """Whether what is known answers a request, by the rules above."""
-        effort = self.effort
+        effort, cost_ns = self.effort, self.known.cost_ns
         if self.partial:  # more is proved than is known yet
-            return self.cost_ns is not None and self.known.settled(max_gap)
+            return cost_ns is not None and self.known.settled(max_gap)
         if self.known.infeasible and self.certify and certifiable(self.problem.subject) and not self.proves_none:
             # claimed only: a solve certifies it, if that was not tried already
             return effort is not None and (effort.status == Status.INFEASIBLE or effort.settled)
@@ -148,14 +143,14 @@ class Stored:
             return True
         if effort is None or effort.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return False  # what proved it is gone
-        if self.cost_ns is None and effort.status != Status.NOTHING_FOUND:
+        if cost_ns is None and effort.status != Status.NOTHING_FOUND:
             return False  # the plan that the effort found is gone
         if effort.settled or effort.seconds >= time_limit_s:
             return True
-        if effort.limit is not None or self.claim is None or self.cost_ns is None:
+        if effort.limit is not None or self.claim is None or cost_ns is None:
             return False
         # it ended since this claim was enough and could not be certified
-        return gap_of(self.cost_ns, min(self.claim.bound_ns, self.cost_ns)) <= max_gap
+        return gap_of(cost_ns, min(self.claim.bound_ns, cost_ns)) <= max_gap
 
     def answer(self, method: str, max_gap: float, digest: str) -> Answer:
         """What is known as an answer, in net bytes, without its plan; its sentence only where the effort left one."""

@@ -150,7 +150,8 @@ class Cache:
             certify=keys.certify,
             unsound=(*unsound, *broken),
         )
-        proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
+        cost_ns = stored.known.cost_ns
+        proved = cost_ns is not None and stored.known.whole_ns >= cost_ns
         if keys.any_method and near and not proved:
             stored = await self._with_near(caller, keys, problem, stored, time)
         if any(found[:-2]) or stored.carried:  # there is something to answer, and a graph remembers what it needs
@@ -332,7 +333,7 @@ class Cache:
             verdict = await self._verifier.verify(problem, plan)
         except InvalidPlan:
             return stored
-        if stored.cost_ns is None or verdict.cost_ns < stored.cost_ns:
+        if stored.known.cost_ns is None or verdict.cost_ns < stored.known.cost_ns:
             stored = replace(stored, near=(plan, verdict), carried=True)
         return stored
 
