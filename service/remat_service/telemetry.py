@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -191,23 +191,19 @@ def exported(registry: CollectorRegistry, app: FastAPI | None = None) -> Iterato
             f"{_ENDPOINT} is set, and {error.name} is not installed: run pip install '.[telemetry]' in a clone of remat"
         ) from None
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "remat-service")})
-    closing: list[Callable[[], object]] = []
-    if traces:
-        provider = TracerProvider(resource=resource)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        trace.set_tracer_provider(provider)
-        if app is not None:
-            FastAPIInstrumentor.instrument_app(
-                app, tracer_provider=provider, excluded_urls=_QUIET, exclude_spans=["receive", "send"]
-            )
-        closing.append(provider.shutdown)
-    if metrics:
-        closing.append(_MetricsExport(registry, resource).stop)
-    try:
+    with ExitStack() as closing:
+        if traces:
+            provider = TracerProvider(resource=resource)
+            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+            trace.set_tracer_provider(provider)
+            if app is not None:
+                FastAPIInstrumentor.instrument_app(
+                    app, tracer_provider=provider, excluded_urls=_QUIET, exclude_spans=["receive", "send"]
+                )
+            closing.callback(provider.shutdown)
+        if metrics:
+            closing.callback(_MetricsExport(registry, resource).stop)
         yield
-    finally:
-        for close in closing:
-            close()
 
 
 class _MetricsExport:
