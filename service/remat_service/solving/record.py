@@ -139,15 +139,6 @@ class Outcome:
             self.claimed(self.answer.bound_ns, self._method)
             self.claimed(self.answer.claimed_bound_ns, self.answer.claimed_by or self._method)
 
-    @property
-    def settled(self) -> bool:
-        """Whether more time would change nothing: proved, or the method has run to its own end."""
-        return self.answer is not None and self.answer.ran_to_its_end
-
-    def solver_seconds(self, elapsed: float) -> float:
-        """Seconds that the child says it was solving, or all of them where it says nothing."""
-        return elapsed if self.answer is None else min(elapsed, self.answer.seconds)
-
     def partial(self, limit: str | None) -> Answer:
         """What there is to say without the child's own answer and without its plans, which are in the store."""
         return Answer(

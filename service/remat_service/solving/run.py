@@ -146,9 +146,8 @@ class SolveRun:
         if self.record.lost:
             raise LostClaim
         elapsed = self.record.end()
-        context.metrics.overhead_seconds.observe(
-            max(0.0, context.clock.monotonic() - begun - outcome.solver_seconds(elapsed))
-        )
+        solving = elapsed if outcome.answer is None else min(elapsed, outcome.answer.seconds)  # as the child says
+        context.metrics.overhead_seconds.observe(max(0.0, context.clock.monotonic() - begun - solving))
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
         plain_bytes = None if plain is None else await plain
@@ -257,7 +256,7 @@ class SolveRun:
                     claim.row.method_key,
                     Effort(
                         float(self.record.spent_s + (max(0.0, left_s) if out_of_time else 0.0)),
-                        outcome.settled,
+                        outcome.answer is not None and outcome.answer.ran_to_its_end,
                         answer.status.value,
                         answer.limit,
                         column(answer.restricted_to),

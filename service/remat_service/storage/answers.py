@@ -96,7 +96,7 @@ class Stored:
         if self.inside is not None and self.inside.bound_ns is not None:
             known = known.with_bound(Bound(self.inside.bound_ns, names(self.inside.space)))
         if self.restricted is not None:
-            known = known.with_bound(Bound(self.restricted.bound_ns, self.restricted.within))
+            known = known.with_bound(Bound(self.restricted.bound_ns, names(self.restricted.restricted_to)))
         if self.plan is not None:
             known = known.with_plan(self.plan.claimed)
         if self.near is not None:
@@ -157,7 +157,7 @@ class Stored:
         effort, known = self.effort, self.known
         if effort is None:
             return self.with_claims(replace(known.answer(method, max_gap, digest=digest), message=""))
-        ending = Ending(effort.limit, effort.within or None)
+        ending = Ending(effort.limit, names(effort.restricted_to) or None)
         answer = known.answer(method, max_gap, ending, seconds=effort.seconds, digest=digest)
         own = known.cost_ns is None and (not known.infeasible or effort.status == Status.INFEASIBLE)
         return self.with_claims(replace(answer, message=effort.message if own else ""))
@@ -291,7 +291,7 @@ class ResponseCache:
         new_id = self._clock.new_id()
         row = {**held.row, "id": new_id, "created_at": moment, "ended_at": moment}
         row["answer"] = {**held.row["answer"], "id": new_id}
-        row["seal"] = self._seals.seal(new_id.join(held.signed)) if held.signed else None
+        row["seal"] = self._seals.seal(new_id.join(held.signed))
         if retry is not None:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}
         await self._write_behind.add(row)
@@ -327,7 +327,7 @@ class ResponseCache:
             row["budget_bytes"],
             row,
             head_of(row["answer"]).split(_ID.encode()),
-            signed_text("requests", row).split(_ID) if self._seals.signs else [],
+            signed_text("requests", row).split(_ID),
             plan,
             text,
         )

@@ -51,7 +51,7 @@ from ..memory import Lru
 from ..telemetry import Metrics
 from .answers import Stored
 from .database import Database
-from .seals import WHOLE, Floor, column
+from .seals import WHOLE, Floor, column, names
 from .store import SAME_STRUCTURE, Row, Snapshot, Store, StoredPlan
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
@@ -125,7 +125,8 @@ class Cache:
         for _ in range(_MOST_LOOKS):
             plan, broken = await self._good_plan(keys, problem, found.plan)
             proofs, damaged, partial = await self._checked(keys, problem, found, time.share(plan is not None))
-            narrow = [row for row in (found.restricted, found.effort) if row and outgrown(keys.method_name, row.within)]
+            inside = found.restricted, found.effort
+            narrow = [row for row in inside if row and outgrown(keys.method_name, names(row.restricted_to))]
             if not damaged and not narrow:
                 break
             unsound += [*damaged, *narrow]

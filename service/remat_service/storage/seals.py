@@ -72,11 +72,6 @@ class Seals:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = tuple(keys)
 
-    @property
-    def signs(self) -> bool:
-        """Whether there is a key to sign by."""
-        return bool(self._keys)
-
     def sealed(self, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with its seal; columns that are not given are null."""
         return {**row, "seal": self.seal(signed_text(table, row)) if self._keys else None}
@@ -183,11 +178,6 @@ class Claim(NamedTuple):
     source: str | None
     seal: str | None
 
-    @property
-    def within(self) -> tuple[str, ...]:
-        """The space that it holds in."""
-        return names(self.restricted_to)
-
 
 class Floor(NamedTuple):
     """A row of `floors`: what is claimed to be necessary, 0 for nothing, and what is known to suffice."""
@@ -207,11 +197,6 @@ class Effort(NamedTuple):
     restricted_to: str
     message: str
     seal: str | None = None
-
-    @property
-    def within(self) -> tuple[str, ...]:
-        """The space that it has searched."""
-        return names(self.restricted_to)
 
 
 def names(restricted_to: str) -> tuple[str, ...]:
