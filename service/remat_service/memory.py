@@ -49,7 +49,4 @@ class KeyedLocks:
 
     def of(self, key: str) -> asyncio.Lock:
         """The lock of a key, for `async with`."""
-        lock = self._locks.get(key)
-        if lock is None:
-            self._locks[key] = lock = asyncio.Lock()
-        return lock
+        return self._locks.setdefault(key, asyncio.Lock())

@@ -159,9 +159,8 @@ def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     found = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
     no_floor = [false()] if any(isinstance(row, Floor) for row in without) else []
     no_effort = [false()] if without else []
-    rows: Any = select(best.label("plan_id")).subquery()
-    one = rows
-    rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
+    one = select(best.label("plan_id")).subquery()
+    rows: Any = one.outerjoin(plans, plans.c.id == one.c.plan_id)
     rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
     rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == bindparam("solver"), *no_floor))
     rows = rows.outerjoin(
@@ -216,7 +215,6 @@ def _certificates(graph: BindParameter[str], budget: BindParameter[int], without
     if without:
         of_graph.append(proofs.c.id.not_in(without))
     whole, above = proofs.c.restricted_to == WHOLE, proofs.c.budget_bytes >= budget
-
     empty = proofs.c.bound_ns.is_(None)
 
     def best(*space: ColumnElement[bool]) -> Any:
