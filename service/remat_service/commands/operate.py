@@ -25,7 +25,7 @@ from ..errors import Invalid, ServiceError
 from ..requests import operate
 from ..settings import Settings, driver_url
 from ..storage import migrations
-from ..storage.database import Database, read_only
+from ..storage.database import Database
 from ..storage.database import migrate as bring_up_to_date
 from ..storage.seals import Seals, adopt_key, check_key, seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
@@ -264,7 +264,7 @@ def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> Non
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         raise Invalid(f"{target} is there already") from None
-    source = sqlite3.connect(read_only(path), uri=True)
+    source = sqlite3.connect(Path(path).absolute().as_uri() + "?mode=ro", uri=True)  # whatever its name is
     copy = sqlite3.connect(target)
     try:
         source.backup(copy)

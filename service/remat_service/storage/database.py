@@ -221,11 +221,6 @@ def _make_private(path: Path) -> None:
         raise ServiceError(f"can't make the database {path}: {error.strerror}; see REMAT_DATABASE_URL") from None
 
 
-def read_only(path: str) -> str:
-    """The URI by which SQLite opens a file to read from it alone, whatever its name is."""
-    return Path(path).absolute().as_uri() + "?mode=ro"
-
-
 def _on_connect(synchronous: str, connection: Any, record: object) -> None:
     for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000", "foreign_keys=ON"):
         connection.at_once(f"PRAGMA {pragma}")
