@@ -33,13 +33,13 @@ from ..solving.dispatch import Dispatcher, announce, opened
 from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import FOREIGN, RequestMiddleware, own, problem_response
-from .routes import attachments, groups, operate, plans, profiles, service, solves
+from .routes import groups, operate, plans, profiles, service, solves
 from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
 from .routes.profiles import LOOKUP, UPLOAD
 from .schemas import SOLVE_ROW
 
 _ROUTERS = (
-    solves.router, attachments.router, groups.router, plans.router, plans.graphs_router, profiles.router,
+    solves.router, groups.router, plans.router, plans.graphs_router, profiles.router,
     service.router, operate.router, service.page_router,
 )  # fmt: skip
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))

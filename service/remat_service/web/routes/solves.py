@@ -1,4 +1,4 @@
-"""`/v1/solves`: ask for a plan, wait for it, watch it, give it up."""
+"""`/v1/solves`: ask for a plan, wait for it, watch it, give it up, say how the job runs by it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from ...context import COME_BACK_S, Context
 from ...errors import BadRequest, ServiceError
 from ...identity import Caller, Retry
 from ...requests import read
+from ...requests.attachments import OP_NAMES, RUN_REPORT, attach, attached
 from ...requests.completion import cancel
 from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
 from ..authentication import Reader, Solver, admit, credentials, reader, solver
-from ..body import Bodies, no_body
+from ..body import Bodies, no_body, read_document
 from ..schemas import (
     AnswerDocument,
+    AttachmentsDocument,
     ProblemOut,
     ProgressList,
     SolveList,
@@ -360,3 +362,50 @@ def event_text(name: str, data: Any, number: int) -> bytes:
     """One event in the format of the HTML standard."""
     text = json.dumps(data, separators=(",", ":"))
     return f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode()
+
+
+_RUN_EXAMPLE = {
+    "predicted_bytes": 731_906_048,
+    "measured_bytes": 731_910_144,
+    "predicted_ns": 161_500_000,
+    "measured_ns": 163_200_000,
+    "device": "NVIDIA H100 80GB HBM3",
+}
+_NAMES_EXAMPLE = {"names": ["embed", "h.0.attn", "loss"], "where": ["model.py:31", "model.py:52", "train.py:12"]}
+
+
+@router.put(
+    "/{solve_id}/run",
+    summary="Report a run by the plan",
+    status_code=204,
+    responses=refusals(404, 408, 413, 415),
+    openapi_extra=body(RUN_REPORT, _RUN_EXAMPLE),
+)
+async def put_run(request: Request, solve_id: SolveId, caller: Solver) -> None:
+    """What a step by the plan was measured to take; a later report takes the place of an earlier one."""
+    said = await read_document(request, RUN_REPORT)
+    await attach(request.app.state.context, caller, solve_id, "run", said)
+
+
+@router.put(
+    "/{solve_id}/names",
+    summary="Name the ops",
+    status_code=204,
+    responses=refusals(404, 408, 413, 415),
+    openapi_extra=body(OP_NAMES, _NAMES_EXAMPLE),
+)
+async def put_names(request: Request, solve_id: SolveId, caller: Solver) -> None:
+    """Names of ops, for who looks at the plan; refused (403) unless an operator lets this tenant store them."""
+    said = await read_document(request, OP_NAMES)
+    await attach(request.app.state.context, caller, solve_id, "names", said)
+
+
+@router.get(
+    "/{solve_id}/attachments",
+    summary="What a job has said",
+    response_model=AttachmentsDocument,
+    responses=refusals(404),
+)
+async def get_attachments(request: Request, solve_id: SolveId, caller: Reader) -> Any:
+    """The run by the plan as it was reported, and the names of the ops; null where there is none."""
+    return await attached(request.app.state.context, caller, solve_id)
