@@ -34,7 +34,6 @@ else:
 T = TypeVar("T")
 
 STEP_BYTES = 65_536
-MOST_ROWS = 100_000  # of a table of profiles
 _WINDOW_LOG = 23  # 8 MiB: what level 19 uses; a frame may ask its reader for far more
 
 _TEXT_COPIES = 2  # the bytes, and the text that they are decoded to

@@ -5,7 +5,7 @@ The table holds, by device and op signature, the ns and workspace bytes that sev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median_high
 from typing import Any
 
@@ -14,15 +14,16 @@ from fastapi import APIRouter, Request
 from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir.document import Array, Document, Member, Text
+from remat_ir import InvalidData
+from remat_ir.document import Array, Document, Integer, Member, Text
+from remat_ir.read import array, escape, integer, kind
 
 from ...context import Context
 from ...identity import Caller
 from ...storage.tables import profile_reports, profiles, tenants
 from ...tenants.quotas import check_profiles
 from ..authentication import Reader, Solver
-from ..body import MOST_ROWS, read_document
-from ..kinds import Dictionary, Row
+from ..body import read_document
 from ..schemas import ProfileTable, body, examples, refusals
 
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
@@ -34,21 +35,55 @@ by less, and a changed cost is another graph to the cache."""
 
 log = structlog.get_logger("remat_service.web.profiles")
 
+_MOST_ROWS = 100_000
 _NAME = Text(longest=500)
+_MEASURED = ("cost_ns", "workspace_bytes")
+
+
+class _Table:
+    """An object whose keys are signatures, each with an array of the integers in `_MEASURED`."""
+
+    def read(self, value: object, what: str, pointer: str) -> dict[str, tuple[int, ...]]:
+        """As a dictionary of tuples."""
+        if not isinstance(value, Mapping):
+            raise InvalidData(f"{what} must be an object, not {kind(value)}", pointer)
+        if len(value) > _MOST_ROWS:
+            raise InvalidData(f"{what} has {len(value)} entries, more than the {_MOST_ROWS} allowed", pointer)
+        return {
+            _NAME.read(key, "signature", pointer): self._profile(
+                entry, f"profile {key[:60]!r}", f"{pointer}/{escape(key)[:100]}"
+            )
+            for key, entry in value.items()
+        }
+
+    def _profile(self, value: object, what: str, pointer: str) -> tuple[int, ...]:
+        items = array(value, what, pointer)
+        if len(items) != len(_MEASURED):
+            raise InvalidData(f"{what} must be [{', '.join(_MEASURED)}]", pointer)
+        named = enumerate(zip(_MEASURED, items, strict=True))
+        return tuple(integer(item, f"{what}: {name}", f"{pointer}/{i}") for i, (name, item) in named)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema."""
+        return {
+            "type": "object",
+            "additionalProperties": Array(Integer(), len(_MEASURED), len(_MEASURED)).schema(),
+            "maxProperties": _MOST_ROWS,
+            "propertyNames": {name: limit for name, limit in _NAME.schema().items() if name != "type"},
+        }
+
+
 LOOKUP = Document(
     "ProfileLookup",
     "request",
     "Which measured costs are wanted.",
-    {"device": Member(_NAME), "signatures": Member(Array(_NAME, longest=MOST_ROWS))},
+    {"device": Member(_NAME), "signatures": Member(Array(_NAME, longest=_MOST_ROWS))},
 )
 UPLOAD = Document(
     "ProfileUpload",
     "request",
     "Measured costs: signature → [ns, workspace bytes]. What stands stays unless reports contradict it.",
-    {
-        "device": Member(_NAME),
-        "profiles": Member(Dictionary(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
-    },
+    {"device": Member(_NAME), "profiles": Member(_Table())},
 )
 
 
