@@ -20,8 +20,7 @@ from ..settings import Settings
 from ..storage.tables import groups, of_epoch, requests
 from . import read
 from .completion import cancel
-from .documents import OneOf
-from .parse import LIMITS, Ask, read_limits, read_problem
+from .parse import LIMITS, Ask, OneOf, read_limits, read_problem
 from .submit import Submission
 
 _MOST = 64

@@ -32,7 +32,6 @@ from ..identity import net_of, size_of, with_fixed
 from ..memory import Lru
 from ..settings import Settings
 from .columns import separate
-from .documents import OneOf
 
 T = TypeVar("T")
 
@@ -63,6 +62,20 @@ SOLVE_REQUEST = LIMITS.extended(
     "A request for a plan.",
     problem=Member(Nested(tuple(PROBLEMS.values()))),
 )
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several documents, under a name of its own."""
+
+    name: str
+    about: str
+    nested: tuple[Document, ...]
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema."""
+        return {"title": self.name, "description": self.about, **Nested(self.nested).schema()}
+
 
 CHECK_REQUEST = OneOf(
     "ValidateRequest",

@@ -6,14 +6,13 @@ The document is generated from the routes and completed with what is declared wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from operator import attrgetter
 from typing import Any
 
 import yaml
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
@@ -25,9 +24,8 @@ from ..errors import ServiceError
 from ..requests.attachments import OP_NAMES, RUN_REPORT
 from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
-from ..requests.documents import OneOf, with_nested
 from ..requests.groups import SWEEP_REQUEST
-from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects
+from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects, OneOf
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
 from .authentication import Admission, Callers
@@ -52,6 +50,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(
         title="remat",
         version="1",
+        summary="Optimal tensor rematerialization as a service.",
+        description="Plans for training steps inside a memory budget: solved once, verified, kept and shared.",
         lifespan=_lifespan(context),
         docs_url=None,
         redoc_url=None,
@@ -126,19 +126,22 @@ _DECLARED: tuple[Document | OneOf, ...] = (
 )  # fmt: skip
 
 
+def _with_nested(documents: Iterable[Document | OneOf]) -> dict[str, Document | OneOf]:
+    """These documents and all that their schemas refer to, by name."""
+    found: dict[str, Document | OneOf] = {}
+    for document in documents:
+        if document.name not in found:
+            found |= {document.name: document, **_with_nested(document.nested)}
+    return found
+
+
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
-        found = get_openapi(
-            title="remat",
-            version="1",
-            summary="Optimal tensor rematerialization as a service.",
-            description="Plans for training steps inside a memory budget: solved once, verified, kept and shared.",
-            routes=app.routes,
-        )
+        found = FastAPI.openapi(app)
         components = found.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        schemas.update({name: document.schema() for name, document in with_nested(_DECLARED).items()})
+        schemas.update({name: document.schema() for name, document in _with_nested(_DECLARED).items()})
         unused = ("HTTPValidationError", "ValidationError")
         components["schemas"] = {name: schemas[name] for name in sorted(schemas) if name not in unused}
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

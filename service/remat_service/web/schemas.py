@@ -18,8 +18,8 @@ from remat_ir import ANSWER
 from remat_ir.document import COMPONENTS, AnyInteger, Document, Member, Nested, Text
 
 from ..errors import KINDS
-from ..requests.documents import OneOf
 from ..requests.operate import SolveOfAll
+from ..requests.parse import OneOf
 
 
 class AnswerDocument(RootModel[dict[str, Any]]):
