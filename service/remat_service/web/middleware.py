@@ -112,11 +112,8 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-MEDIA_TYPE = "application/problem+json"
-
-
-def problem_document(error: Exception) -> dict[str, Any]:
-    """The problem object of an error; nothing of the service's insides is in it."""
+def problem_response(error: Exception) -> Response:
+    """The response to an error, a problem object; nothing of the service's insides is in it."""
     kind = kind_of(error)
     data: dict[str, Any] = {"type": f"urn:remat:problem:{kind.slug}", "title": kind.title, "status": kind.status}
     if isinstance(error, ServiceError):
@@ -130,19 +127,12 @@ def problem_document(error: Exception) -> dict[str, Any]:
         data["pointer"] = pointer
     if isinstance(error, Unauthorized) and error.issuer:
         data["issuer"] = error.issuer
-    return data
-
-
-def problem_response(error: Exception) -> Response:
-    """The response to an error."""
-    data = problem_document(error)
     headers = {}
-    retry_after = getattr(error, "retry_after_s", None)
-    if retry_after is not None:
-        headers["Retry-After"] = str(retry_after)
-    if data["status"] == 401:
+    if isinstance(error, ServiceError) and error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if kind.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(json.dumps(data), data["status"], headers, MEDIA_TYPE)
+    return Response(json.dumps(data), kind.status, headers, "application/problem+json")
 
 
 FOREIGN = (OperationalError, PoolTimeout, RequestValidationError, HTTPException)
