@@ -12,7 +12,7 @@ from ..context import Context
 from ..errors import Invalid
 from ..identity import Caller
 from ..storage.tables import graphs, groups, of_epoch, requests, solves
-from .read import PROGRESS, current_answer, listed_answer
+from .read import PROGRESS, listed_answer
 
 SORTS = ("created_at", "status", "ops", "budget_bytes", "overhead", "gap", "seconds")
 """What a list can be sorted by; ties, and `created_at` itself, go by the id, which grows with time."""
@@ -59,7 +59,7 @@ async def list_requests(
         groups_there = await _groups(connection, {row.group_id for row in rows[:limit] if row.group_id is not None})
     found = []
     for row in rows[:limit]:
-        data = listed_answer(context, row) if row.ended else await current_answer(context, row)
+        data = listed_answer(context, row)
         peak = row.plain_peak_bytes
         data |= {
             "ops": row.ops,

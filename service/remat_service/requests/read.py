@@ -98,7 +98,7 @@ async def answer(
                     if body is None:
                         raise Gone("this answer's plan or certificate is no longer stored; POST the problem again")
                 elif left <= 0 or context.leaving:
-                    return head_of(await current_answer(context, row)), False
+                    return head_of(listed_answer(context, row)), False
             if body is not None:
                 context.notifier.notify_here(request_id)
                 return body, True
@@ -149,7 +149,9 @@ def sound_answer(context: Context, row: Any) -> dict[str, Any] | None:
 
 
 def listed_answer(context: Context, row: Any) -> dict[str, Any]:
-    """The answer of an ended request without its plan, for lists: one that is damaged says so, and nothing else."""
+    """The answer of a request without its plan, final or so far: one that is damaged says so, and nothing else."""
+    if not row.ended:
+        return document(running_answer(context, row), row.fixed_bytes, id=row.id, cache=row.cache)
     found = sound_answer(context, row)
     if found is not None:
         return dict(found)
@@ -209,11 +211,6 @@ def running_answer(context: Context, row: Any, status: Status | None = None) -> 
         message="" if status else ("Solving." if running else _QUEUED),
     ).priced(known["total_cost_ns"], known["cost_ns"], known["bound_ns"], known["peak_bytes"])
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
-
-
-async def current_answer(context: Context, row: Any) -> dict[str, Any]:
-    """The answer object of a request under way, without a plan."""
-    return document(running_answer(context, row), row.fixed_bytes, id=row.id, cache=row.cache)
 
 
 async def stored_subject(context: Context, caller: Caller, graph_key: str) -> Subject | None:

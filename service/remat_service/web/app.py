@@ -22,9 +22,8 @@ from remat_ir.document import Document
 from ..context import Context
 from ..errors import ServiceError
 from ..requests.attachments import OP_NAMES, RUN_REPORT
-from ..requests.batches import BATCH_REQUEST, BatchSearches
 from ..requests.completion import housekeeping, poll
-from ..requests.groups import SWEEP_REQUEST
+from ..requests.groups import BATCH_REQUEST, SWEEP_REQUEST, BatchSearches
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects, OneOf
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from ...context import Context
 from ...identity import Caller
-from ...requests import batches, groups
+from ...requests import groups
+from ...requests.groups import MAX_BATCH, SWEEP
 from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import Reader, Solver
@@ -22,30 +23,31 @@ from .solves import Wait, come_back, preferred_wait
 router = APIRouter(tags=["groups"])
 
 GroupId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a group of requests.")]
+_ROUTES = {SWEEP: "/v1/sweeps", MAX_BATCH: "/v1/max-batch"}
 
 
-def _response(context: Context, route: str, data: dict[str, Any], ended: bool) -> Response:
+async def _answered(request: Request, caller: Caller, kind: str, group_id: str, wait_s: float = 0.0) -> Response:
+    context: Context = request.app.state.context
+    data, ended = await groups.status(context, request.app.state.batch_searches, caller, kind, group_id, wait_s)
     headers = {"Cache-Control": "no-store"}
     if not ended:
-        headers |= {"Location": f"{route}/{data['id']}", "Retry-After": come_back(context)}
+        headers |= {"Location": f"{_ROUTES[kind]}/{data['id']}", "Retry-After": come_back(context)}
     return Response(json.dumps(data), 200 if ended else 202, headers, "application/json")
 
 
-async def _started(request: Request, caller: Caller, reader: Callable[[Any, Settings], groups.Group]) -> str:
+async def _started(request: Request, caller: Caller, reader: Callable[[Any, Settings], groups.Group]) -> Response:
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as sent:
         group = await from_body(sent, reader, context.settings)
-        if not group.asks:
-            searches: batches.BatchSearches = request.app.state.batch_searches
-            return await searches.start(caller, group)
-        return await groups.start(context, caller, group)
+        group_id = await groups.start(context, request.app.state.batch_searches, caller, group)
+    return await _answered(request, caller, group.kind, group_id, preferred_wait(request))
 
 
-async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: float) -> Response:
-    context: Context = request.app.state.context
-    found = await batches.status(context, request.app.state.batch_searches, caller, group_id, wait_s)
-    return _response(context, "/v1/max-batch", *found)
+async def _given_up(request: Request, caller: Caller, kind: str, group_id: str) -> Response:
+    await no_body(request)
+    await groups.give_up(request.app.state.context, caller, kind, group_id)
+    return await _answered(request, caller, kind, group_id)
 
 
 @router.post(
@@ -57,10 +59,7 @@ async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: flo
 )
 async def post_sweep(request: Request, caller: Solver) -> Response:
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
-    context: Context = request.app.state.context
-    group_id = await _started(request, caller, groups.read_sweep)
-    found = await groups.status(context, caller, "sweep", group_id, preferred_wait(request))
-    return _response(context, "/v1/sweeps", *found)
+    return await _started(request, caller, groups.read_sweep)
 
 
 @router.get(
@@ -71,8 +70,7 @@ async def post_sweep(request: Request, caller: Solver) -> Response:
 )
 async def get_sweep(request: Request, group_id: GroupId, caller: Reader, wait: Wait = 0.0) -> Response:
     """The answers so far, without plans."""
-    context: Context = request.app.state.context
-    return _response(context, "/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, wait))
+    return await _answered(request, caller, SWEEP, group_id, wait)
 
 
 @router.post(
@@ -83,10 +81,7 @@ async def get_sweep(request: Request, group_id: GroupId, caller: Reader, wait: W
 )
 async def cancel_sweep(request: Request, group_id: GroupId, caller: Solver) -> Response:
     """Each of its solves ends with the best that it has found; shared ones go on for those who still wait."""
-    context: Context = request.app.state.context
-    await no_body(request)
-    await groups.give_up(context, caller, "sweep", group_id)
-    return _response(context, "/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, 0.0))
+    return await _given_up(request, caller, SWEEP, group_id)
 
 
 @router.post(
@@ -94,15 +89,14 @@ async def cancel_sweep(request: Request, group_id: GroupId, caller: Solver) -> R
     summary="The largest batch that fits",
     response_model=BatchDocument,
     responses=asked(BatchDocument, "get_batch", "group_id", 408, 409, 413, 415),
-    openapi_extra=body(batches.BATCH_REQUEST, examples()["max_batch"]),
+    openapi_extra=body(groups.BATCH_REQUEST, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Solver) -> Response:
     """A search for the largest batch whose plan costs at most one more forward pass (equation 9), and a bound.
 
     With `batches`, each of these sizes is a solve, and `best_batch` the largest with a plan.
     """
-    group_id = await _started(request, caller, batches.read_batches)
-    return await _of_batch(request, caller, group_id, preferred_wait(request))
+    return await _started(request, caller, groups.read_batches)
 
 
 @router.get(
@@ -113,7 +107,7 @@ async def post_batch(request: Request, caller: Solver) -> Response:
 )
 async def get_batch(request: Request, group_id: GroupId, caller: Reader, wait: Wait = 0.0) -> Response:
     """The batches tried so far, the largest with a plan, and the bound above which there is none."""
-    return await _of_batch(request, caller, group_id, wait)
+    return await _answered(request, caller, MAX_BATCH, group_id, wait)
 
 
 @router.post(
@@ -124,6 +118,4 @@ async def get_batch(request: Request, group_id: GroupId, caller: Reader, wait: W
 )
 async def cancel_batch(request: Request, group_id: GroupId, caller: Solver) -> Response:
     """The search ends with what it has found and proved."""
-    await no_body(request)
-    await batches.give_up(request.app.state.context, caller, group_id)
-    return await _of_batch(request, caller, group_id, 0.0)
+    return await _given_up(request, caller, MAX_BATCH, group_id)
