@@ -182,6 +182,15 @@ Reader = Annotated[Caller, Depends(reader)]
 """Parameters of routes: the caller, whose key must have that scope."""
 
 
+async def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+Here = Annotated[Context, Depends(_context)]
+"""A parameter of routes: this process's share of the service."""
+
+
 def credentials(request: Request) -> tuple[str | None, str | None]:
     """What a request says of its caller: `Authorization`, and `Remat-Tenant` where a token speaks for several."""
     return request.headers.get("authorization"), request.headers.get("remat-tenant")

@@ -30,7 +30,7 @@ from ...settings import Settings
 from ...storage.answers import Stored, document, head_of, spliced
 from ...storage.eviction import pin, unpin
 from ...storage.tables import graphs, problems, requests
-from ..authentication import Reader, Solver
+from ..authentication import Here, Reader, Solver
 from ..body import Bodies, read_body
 from ..schemas import AnswerDocument, ExplainDocument, ValidateDocument, body, examples, refusals
 
@@ -47,13 +47,12 @@ Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Digest of a 
     responses=refusals(404),
 )
 async def get_plan(
-    request: Request,
+    context: Here,
     digest: Digest,
     caller: Reader,
     method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
 ) -> Response:
     """Verified on its way out. Bytes are net of fixed bytes, which a digest does not know."""
-    context: Context = request.app.state.context
     net, keys = await _problem_by_digest(context, caller, digest, method_of(method))
     known = replace(await context.cache.known(caller, keys, net), near=None)
     plan, text = known.plan, None
@@ -68,16 +67,16 @@ async def get_plan(
 
 
 @router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))
-async def pin_plan(request: Request, digest: Digest, caller: Solver) -> Response:
+async def pin_plan(context: Here, digest: Digest, caller: Solver) -> Response:
     """The best plan of the problem stays in the store until it is unpinned."""
-    await pin_by_digest(request.app.state.context, caller, digest, True)
+    await pin_by_digest(context, caller, digest, True)
     return Response(status_code=204)
 
 
 @router.delete("/{digest}/pin", summary="Let a plan be evicted again", status_code=204, responses=refusals(404))
-async def unpin_plan(request: Request, digest: Digest, caller: Solver) -> Response:
+async def unpin_plan(context: Here, digest: Digest, caller: Solver) -> Response:
     """The plan goes when its turn comes."""
-    await pin_by_digest(request.app.state.context, caller, digest, False)
+    await pin_by_digest(context, caller, digest, False)
     return Response(status_code=204)
 
 
@@ -146,9 +145,8 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
     responses=refusals(408, 413, 415),
     openapi_extra=body(SOLVE_REQUEST, examples()["solve"]),
 )
-async def explain_lookup(request: Request, caller: Reader) -> Any:
+async def explain_lookup(request: Request, context: Here, caller: Reader) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
-    context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as sent:
         return await explain(context, caller, await from_body(sent, read_ask, context.settings))

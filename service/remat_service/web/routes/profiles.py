@@ -22,7 +22,7 @@ from ...context import Context
 from ...identity import Caller
 from ...storage.tables import profile_reports, profiles, tenants
 from ...tenants.quotas import check_profiles
-from ..authentication import Reader, Solver
+from ..authentication import Here, Reader, Solver
 from ..body import read_document
 from ..schemas import ProfileTable, body, examples, refusals
 
@@ -217,9 +217,8 @@ router = APIRouter(tags=["profiles"])
     responses=refusals(408, 413, 415),
     openapi_extra=body(LOOKUP, examples()["profile_lookup"]),
 )
-async def lookup_profiles(request: Request, caller: Reader) -> Any:
+async def lookup_profiles(request: Request, context: Here, caller: Reader) -> Any:
     """Those of the signatures that are known for the device."""
-    context: Context = request.app.state.context
     found = await read_document(request, LOOKUP)
     return {"profiles": await look_up(context, caller, found["device"], found["signatures"])}
 
@@ -231,8 +230,7 @@ async def lookup_profiles(request: Request, caller: Reader) -> Any:
     responses=refusals(408, 413, 415),
     openapi_extra=body(UPLOAD, examples()["profile_upload"]),
 )
-async def put_profiles(request: Request, caller: Solver) -> Any:
+async def put_profiles(request: Request, context: Here, caller: Solver) -> Any:
     """The first report of a signature stands until later ones contradict it; the reply is what now stands."""
-    context: Context = request.app.state.context
     found = await read_document(request, UPLOAD)
     return {"profiles": await put(context, caller, found["device"], found["profiles"])}

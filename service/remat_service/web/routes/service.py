@@ -22,7 +22,7 @@ from ...errors import Unauthorized, Unavailable
 from ...identity import OPERATE, Caller
 from ...requests.attachments import stores_names
 from ...requests.operate import queue_by_tenant, workers
-from ..authentication import caller_with
+from ..authentication import Here, caller_with
 from ..schemas import Capabilities, Health, refusals
 
 router = APIRouter(tags=["service"])
@@ -35,9 +35,8 @@ async def livez() -> Any:
 
 
 @router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals(keyed=False))
-async def readyz(request: Request) -> Any:
+async def readyz(context: Here) -> Any:
     """The database takes writes, solves can start at once where they run here, and the service is not stopping."""
-    context: Context = request.app.state.context
     if context.stopping:
         raise Unavailable("stopping", retry_after_s=COME_BACK_S)
     wrong = await context.health.wrong()
@@ -54,9 +53,8 @@ async def readyz(request: Request) -> Any:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}, **refusals(keyed=False)},
 )
-async def metrics(request: Request) -> Response:
+async def metrics(request: Request, context: Here) -> Response:
     """The exposition format, version 0.0.4. Where `REMAT_METRICS_KEY` is set, it is asked for as a bearer key."""
-    context: Context = request.app.state.context
     key = context.settings.metrics_key
     if key is not None and not _is_key(request.headers.get("authorization", ""), key.get_secret_value()):
         raise Unauthorized("/metrics needs the key in REMAT_METRICS_KEY: Authorization: Bearer …")
@@ -90,9 +88,8 @@ def _is_key(authorization: str, key: str) -> bool:
 
 
 @router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())
-async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read", OPERATE))]) -> Any:
+async def capabilities(context: Here, caller: Annotated[Caller, Depends(caller_with("read", OPERATE))]) -> Any:
     """Methods with their options and defaults, formats, limits."""
-    context: Context = request.app.state.context
     settings = context.settings
     return {
         "version": solver_version(),

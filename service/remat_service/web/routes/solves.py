@@ -24,7 +24,7 @@ from ...requests.completion import cancel
 from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
-from ..authentication import Reader, Solver, admit, credentials, reader, solver
+from ..authentication import Here, Reader, Solver, admit, credentials, reader, solver
 from ..body import Bodies, no_body, read_document
 from ..schemas import (
     AnswerDocument,
@@ -194,7 +194,7 @@ def _retry(request: Request, digest: bytes) -> Retry | None:
 
 @router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
 async def list_solves(
-    request: Request,
+    context: Here,
     caller: Reader,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on behind this id.")] = None,
@@ -212,7 +212,7 @@ async def list_solves(
     `plain_peak_bytes`, what plain training needs, is null before the first solve of its graph.
     """
     chosen = Selection(tuple(status or ()), search.strip(), group, fold, sort, order == "desc")
-    return await list_requests(request.app.state.context, caller, chosen, limit, after)
+    return await list_requests(context, caller, chosen, limit, after)
 
 
 @router.get(
@@ -242,9 +242,8 @@ _WAYS[get_solve] = _get_directly
     response_model=AnswerDocument,
     responses=refusals(404, 408, 410, 413, 415),
 )
-async def cancel_solve(request: Request, solve_id: SolveId, caller: Solver) -> Response:
+async def cancel_solve(request: Request, context: Here, solve_id: SolveId, caller: Solver) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
-    context: Context = request.app.state.context
     await no_body(request)
     await cancel(context, caller, solve_id)
     return await answered(context, caller, solve_id, 0.0)
@@ -258,7 +257,7 @@ async def cancel_solve(request: Request, solve_id: SolveId, caller: Solver) -> R
     responses=refusals(404, 410),
 )
 async def get_problem(
-    request: Request,
+    context: Here,
     solve_id: SolveId,
     caller: Reader,
     graph: Annotated[
@@ -266,7 +265,7 @@ async def get_problem(
     ] = "remat-graph/1",
 ) -> Response:
     """What was asked, as stored: no names. As node-link data where each op makes one value."""
-    text = await read.problem_of(request.app.state.context, caller, solve_id, graph == "node-link")
+    text = await read.problem_of(context, caller, solve_id, graph == "node-link")
     return Response(text, media_type="application/json")
 
 
@@ -276,9 +275,9 @@ async def get_problem(
     response_model=TimelineDocument,
     responses=refusals(404, 410),
 )
-async def get_timeline(request: Request, solve_id: SolveId, caller: Reader) -> Any:
+async def get_timeline(context: Here, solve_id: SolveId, caller: Reader) -> Any:
     """What runs when and what it holds, of any kind of plan, next to training without a plan; for pictures."""
-    return await read.timeline_of(request.app.state.context, caller, solve_id)
+    return await read.timeline_of(context, caller, solve_id)
 
 
 @router.get(
@@ -288,13 +287,12 @@ async def get_timeline(request: Request, solve_id: SolveId, caller: Reader) -> A
     responses=refusals(404),
 )
 async def get_progress(
-    request: Request,
+    context: Here,
     solve_id: SolveId,
     caller: Reader,
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
 ) -> Any:
     """Incumbent and bound over time."""
-    context: Context = request.app.state.context
     row = await read.find_request(context, caller, solve_id)
     return {"id": solve_id, "progress": await read.progress_of(context, row, after)}
 
@@ -310,12 +308,12 @@ async def get_progress(
 )
 async def get_events(
     request: Request,
+    context: Here,
     solve_id: SolveId,
     caller: Reader,
     last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
 ) -> Response:
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
-    context: Context = request.app.state.context
     await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
     who = partial(request.app.state.callers.of, *credentials(request))
     admit(request, request.app.state.streams, caller)
@@ -381,10 +379,10 @@ _NAMES_EXAMPLE = {"names": ["embed", "h.0.attn", "loss"], "where": ["model.py:31
     responses=refusals(404, 408, 413, 415),
     openapi_extra=body(RUN_REPORT, _RUN_EXAMPLE),
 )
-async def put_run(request: Request, solve_id: SolveId, caller: Solver) -> None:
+async def put_run(request: Request, context: Here, solve_id: SolveId, caller: Solver) -> None:
     """What a step by the plan was measured to take; a later report takes the place of an earlier one."""
     said = await read_document(request, RUN_REPORT)
-    await attach(request.app.state.context, caller, solve_id, "run", said)
+    await attach(context, caller, solve_id, "run", said)
 
 
 @router.put(
@@ -394,10 +392,10 @@ async def put_run(request: Request, solve_id: SolveId, caller: Solver) -> None:
     responses=refusals(404, 408, 413, 415),
     openapi_extra=body(OP_NAMES, _NAMES_EXAMPLE),
 )
-async def put_names(request: Request, solve_id: SolveId, caller: Solver) -> None:
+async def put_names(request: Request, context: Here, solve_id: SolveId, caller: Solver) -> None:
     """Names of ops, for who looks at the plan; refused (403) unless an operator lets this tenant store them."""
     said = await read_document(request, OP_NAMES)
-    await attach(request.app.state.context, caller, solve_id, "names", said)
+    await attach(context, caller, solve_id, "names", said)
 
 
 @router.get(
@@ -406,6 +404,6 @@ async def put_names(request: Request, solve_id: SolveId, caller: Solver) -> None
     response_model=AttachmentsDocument,
     responses=refusals(404),
 )
-async def get_attachments(request: Request, solve_id: SolveId, caller: Reader) -> Any:
+async def get_attachments(context: Here, solve_id: SolveId, caller: Reader) -> Any:
     """The run by the plan as it was reported, and the names of the ops; null where there is none."""
-    return await attached(request.app.state.context, caller, solve_id)
+    return await attached(context, caller, solve_id)
