@@ -84,11 +84,8 @@ async def attach(context: Context, caller: Caller, request_id: str, kind: Kind, 
             await _check_names(connection, caller, row, said)
         await check_stored_bytes(connection, caller)
         new = {"request_id": request_id, "kind": kind, "data": data, "size_bytes": len(data)}
-        insert = context.database.insert(attachments).values(new | {"created_at": context.clock.now()})
-        changed = {name: insert.excluded[name] for name in ("data", "size_bytes", "created_at")}
-        await connection.execute(
-            insert.on_conflict_do_update(index_elements=list(attachments.primary_key), set_=changed)
-        )
+        new["created_at"] = context.clock.now()
+        await connection.execute(context.database.upsert(attachments, new, ("data", "size_bytes", "created_at")))
 
 
 def _packed(said: dict[str, Any]) -> bytes:

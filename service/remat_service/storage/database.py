@@ -166,7 +166,7 @@ class Database:
     def upsert(
         self,
         table: Table,
-        row: Mapping[str, Any],
+        row: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         changed: Sequence[str],
         unique: Sequence[Column[Any]] = (),
         where: Callable[[Any], ColumnElement[bool]] | None = None,

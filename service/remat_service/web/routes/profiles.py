@@ -149,15 +149,9 @@ async def put(context: Context, caller: Caller, device: str, table: dict[str, tu
                 await _drop(connection, kind, (await _read(context, connection, kind, caller, device, batch))[1])
             insert = context.database.insert(profiles).values([context.seals.sealed("profiles", row) for row in rows])
             await connection.execute(insert.on_conflict_do_nothing())
-            report = context.database.insert(profile_reports).values(
-                [context.seals.sealed("profile_reports", row | {"tenant_id": caller.tenant_id}) for row in rows]
-            )
-            await connection.execute(
-                report.on_conflict_do_update(
-                    index_elements=list(profile_reports.primary_key),
-                    set_={name: report.excluded[name] for name in ("cost_ns", "workspace_bytes", "created_at", "seal")},
-                )
-            )
+            reports = [context.seals.sealed("profile_reports", row | {"tenant_id": caller.tenant_id}) for row in rows]
+            changed = ("cost_ns", "workspace_bytes", "created_at", "seal")
+            await connection.execute(context.database.upsert(profile_reports, reports, changed))
             await _correct(context, connection, caller, device, batch)
     return await look_up(context, caller, device, signatures)
 
