@@ -108,7 +108,7 @@ async def _no_heartbeat(self: Queue, claimed: Claimed, spent_s: float) -> None:
 
 async def _split_join(self: submit.Submission, keys: Keys) -> str | None:
     """The join in one transaction, the request in the next."""
-    row = self._keyed_row(keys)
+    row = self._row(keys.graph, keys.digest, keys.method)
     async with self.context.database.write() as connection:
         solve_id = await self._join(connection, keys)
     if solve_id is None:

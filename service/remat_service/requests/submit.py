@@ -211,9 +211,6 @@ class Submission:
             "created_at": self.context.clock.now(),
         }
 
-    def _keyed_row(self, keys: Keys) -> dict[str, Any]:
-        return self._row(keys.graph, keys.digest, keys.method)
-
     async def _answer_infeasible(self) -> str:
         """The budget does not cover the fixed bytes: infeasible without a look at the store."""
         ask, subject = self.ask, self.ask.problem.subject
@@ -241,7 +238,7 @@ class Submission:
         result = known.source
         answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
         proof, proof_id = known.certificate(answer.restricted_to)
-        row = self._keyed_row(keys)
+        row = self._row(keys.graph, keys.digest, keys.method)
         row |= {
             "cache": result,
             "ended": True,
@@ -308,7 +305,7 @@ class Submission:
 
     async def _join_flight(self, keys: Keys) -> str | None:
         """Join the solve under way; None where it has just ended, so that what it found is in the store."""
-        context, row = self.context, self._keyed_row(keys)
+        context, row = self.context, self._row(keys.graph, keys.digest, keys.method)
         async with context.database.write(brief=True) as connection:
             solve_id = await self._join(connection, keys)
             if solve_id is None:
@@ -323,7 +320,7 @@ class Submission:
         context, keys = self.context, looked.keys
         if context.stopping:
             raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=COME_BACK_S)
-        row = self._keyed_row(keys)
+        row = self._row(keys.graph, keys.digest, keys.method)
         async with context.database.write(brief=True) as connection:
             told: dict[str, Any] | None = None
             try:
