@@ -28,7 +28,7 @@ from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects, OneOf
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
 from .authentication import Admission, Callers
-from .body import Bodies
+from .body import MemoryBudget
 from .middleware import FOREIGN, RequestMiddleware, own, problem_response
 from .routes import groups, operate, plans, profiles, service, solves
 from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
@@ -61,7 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.admission = Admission(settings.most_requests_per_tenant, rate=settings.most_rate_per_tenant)
     app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
     app.state.batch_searches = BatchSearches(context)
-    app.state.bodies, app.state.known_subjects = Bodies(settings), KnownSubjects()
+    app.state.bodies, app.state.known_subjects = MemoryBudget(settings.most_bodies_bytes), KnownSubjects()
     for router in _ROUTERS:
         app.include_router(router)
     app.mount("/static", service.Files(directory=service.FILES))

@@ -141,70 +141,64 @@ class MemoryBudget:
                 ended = True
 
 
-class Bodies:
-    """Reads the bodies of one application."""
+@asynccontextmanager
+async def body_of(request: Request) -> AsyncIterator[Body]:
+    """The plain JSON text of a request's body; its memory counts up to the end of the block.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._budget = MemoryBudget(settings.most_bodies_bytes)
+    Raises:
+        TooLarge, Unsupported, BadRequest, TooSlow, Unavailable: refused, with the rest of the body unread.
+    """
+    settings: Settings = request.app.state.context.settings
+    budget: MemoryBudget = request.app.state.bodies
+    with budget.share() as hold:
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                body = await _read(request, settings, hold)
+        except TimeoutError:
+            raise TooSlow(f"the body did not come within {settings.body_timeout_s:g} s") from None
+        except ClientDisconnect:
+            raise BadRequest("the body was not sent to its end") from None
+        yield body
 
-    @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[Body]:
-        """The plain JSON text of a request's body; its memory counts up to the end of the block.
 
-        Raises:
-            TooLarge, Unsupported, BadRequest, TooSlow, Unavailable: refused, with the rest of the body unread.
-        """
-        with self._budget.share() as hold:
-            try:
-                async with asyncio.timeout(self._settings.body_timeout_s):
-                    body = await self._read(request, hold)
-            except TimeoutError:
-                seconds = self._settings.body_timeout_s
-                raise TooSlow(f"the body did not come within {seconds:g} s") from None
-            except ClientDisconnect:
-                raise BadRequest("the body was not sent to its end") from None
-            yield body
+async def _read(request: Request, settings: Settings, hold: Callable[[int], None]) -> Body:
+    most_wire = settings.most_wire_bytes
+    said = f"the body is larger than the {readable(most_wire)} allowed on the wire"
+    length = request.headers.get("content-length")
+    if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
+        raise TooLarge(said)
+    inflater = Inflater(request.headers.getlist("content-encoding"), settings.most_body_bytes)
+    plain, digest, wire = bytearray(), hashlib.sha256(), 0
 
-    async def _read(self, request: Request, hold: Callable[[int], None]) -> Body:
-        most_wire = self._settings.most_wire_bytes
-        said = f"the body is larger than the {readable(most_wire)} allowed on the wire"
-        length = request.headers.get("content-length")
-        if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
+    def take(piece: bytes) -> None:
+        for some in inflater.feed(piece):
+            plain.extend(some)
+            digest.update(some)  # while the next piece is on its way
+            hold(_TEXT_COPIES * len(plain))
+
+    async for piece in request.stream():
+        if not piece:
+            continue
+        if not wire:
+            _check_type(request.headers.getlist("content-type"))
+        wire += len(piece)
+        if wire > most_wire:
             raise TooLarge(said)
-        inflater = Inflater(request.headers.getlist("content-encoding"), self._settings.most_body_bytes)
-        plain, digest, wire = bytearray(), hashlib.sha256(), 0
-
-        def take(piece: bytes) -> None:
-            for some in inflater.feed(piece):
-                plain.extend(some)
-                digest.update(some)  # while the next piece is on its way
-                hold(_TEXT_COPIES * len(plain))
-
-        async for piece in request.stream():
-            if not piece:
-                continue
-            if not wire:
-                _check_type(request.headers.getlist("content-type"))
-            wire += len(piece)
-            if wire > most_wire:
-                raise TooLarge(said)
-            if inflater.name == "identity":
-                take(piece)
-            else:
-                await asyncio.to_thread(take, piece)
-        inflater.finish()
-        return Body(plain, lambda built: hold(_TEXT_COPIES * len(plain) + built), digest.digest())
+        if inflater.name == "identity":
+            take(piece)
+        else:
+            await asyncio.to_thread(take, piece)
+    inflater.finish()
+    return Body(plain, lambda built: hold(_TEXT_COPIES * len(plain) + built), digest.digest())
 
 
 async def read_body(request: Request, read: Callable[[Any, Settings], T]) -> T:
     """What a reader makes of a request's body, for routes that need no more of it afterwards.
 
     Raises:
-        ServiceError: as `Bodies.of` and `from_body`.
+        ServiceError: as `body_of` and `from_body`.
     """
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
+    async with body_of(request) as sent:
         return await from_body(sent, read, request.app.state.context.settings)
 
 
@@ -212,7 +206,7 @@ async def read_document(request: Request, document: Document) -> dict[str, Any]:
     """A request's body as a document, for routes that need no more of it afterwards.
 
     Raises:
-        ServiceError: as `Bodies.of` and `from_body`.
+        ServiceError: as `body_of` and `from_body`.
         InvalidData: malformed; the pointer leads to the place.
     """
     return await read_body(request, lambda data, _: document.read(data))
@@ -222,10 +216,9 @@ async def no_body(request: Request) -> None:
     """Read a body where none is needed: one that a form in a browser could send is refused.
 
     Raises:
-        ServiceError: as `Bodies.of`.
+        ServiceError: as `body_of`.
     """
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request):
+    async with body_of(request):
         pass
 
 

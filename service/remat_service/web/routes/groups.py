@@ -16,9 +16,9 @@ from ...requests.groups import MAX_BATCH, SWEEP
 from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import Reader, Solver
-from ..body import Bodies, no_body
+from ..body import body_of, no_body
 from ..schemas import BatchDocument, SweepDocument, asked, body, examples, refusals
-from .solves import Wait, come_back, preferred_wait
+from .solves import Wait, final, preferred_wait, under_way
 
 router = APIRouter(tags=["groups"])
 
@@ -29,16 +29,13 @@ _ROUTES = {SWEEP: "/v1/sweeps", MAX_BATCH: "/v1/max-batch"}
 async def _answered(request: Request, caller: Caller, kind: str, group_id: str, wait_s: float = 0.0) -> Response:
     context: Context = request.app.state.context
     data, ended = await groups.status(context, request.app.state.batch_searches, caller, kind, group_id, wait_s)
-    headers = {"Cache-Control": "no-store"}
-    if not ended:
-        headers |= {"Location": f"{_ROUTES[kind]}/{data['id']}", "Retry-After": come_back(context)}
-    return Response(json.dumps(data), 200 if ended else 202, headers, "application/json")
+    text = json.dumps(data).encode()
+    return final(text) if ended else under_way(context, f"{_ROUTES[kind]}/{group_id}", text)
 
 
 async def _started(request: Request, caller: Caller, reader: Callable[[Any, Settings], groups.Group]) -> Response:
     context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
+    async with body_of(request) as sent:
         group = await from_body(sent, reader, context.settings)
         group_id = await groups.start(context, request.app.state.batch_searches, caller, group)
     return await _answered(request, caller, group.kind, group_id, preferred_wait(request))

@@ -31,7 +31,7 @@ from ...storage.answers import Stored, document, head_of, spliced
 from ...storage.eviction import pin, unpin
 from ...storage.tables import graphs, problems, requests
 from ..authentication import Here, Reader, Solver
-from ..body import Bodies, read_body
+from ..body import body_of, read_body
 from ..schemas import AnswerDocument, ExplainDocument, ValidateDocument, body, examples, refusals
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
@@ -147,8 +147,7 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
 )
 async def explain_lookup(request: Request, context: Here, caller: Reader) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as sent:
+    async with body_of(request) as sent:
         return await explain(context, caller, await from_body(sent, read_ask, context.settings))
 
 

@@ -25,7 +25,7 @@ from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, KnownSubjects
 from ...requests.submit import Submission
 from ..authentication import Here, Reader, Solver, admit, credentials, reader, solver
-from ..body import Bodies, no_body, read_document
+from ..body import body_of, no_body, read_document
 from ..schemas import (
     AnswerDocument,
     AttachmentsDocument,
@@ -95,25 +95,23 @@ def preferred_wait(request: Request) -> float:
     return 0.0 if found is None else float(found.group(1))
 
 
-def come_back(context: Context) -> str:
-    """Seconds after which to poll again."""
-    return str(COME_BACK_S if context.stopping else 1)
-
-
 async def answered(context: Context, caller: Caller, request_id: str, wait_s: float, waits: bool = False) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     text, ended = await read.answer(context, caller, request_id, until, waits)
-    return _ended(text) if ended else _under_way(context, request_id, text)
+    return final(text) if ended else under_way(context, f"/v1/solves/{request_id}", text)
 
 
-def _ended(text: bytes) -> Response:
+def final(text: bytes) -> Response:
+    """The response that has all there is to come."""
     return Response(text, 200, {"Cache-Control": "no-store"}, "application/json")
 
 
-def _under_way(context: Context, request_id: str, text: bytes) -> Response:
-    where = {"Location": f"/v1/solves/{request_id}", "Retry-After": come_back(context)}
-    return Response(text, 202, {"Cache-Control": "no-store", **where}, "application/json")
+def under_way(context: Context, where: str, text: bytes) -> Response:
+    """What there is so far; where to come for the rest, and after how many seconds."""
+    after = str(COME_BACK_S if context.stopping else 1)
+    headers = {"Cache-Control": "no-store", "Location": where, "Retry-After": after}
+    return Response(text, 202, headers, "application/json")
 
 
 @router.post(
@@ -141,9 +139,8 @@ async def post_solve(request: Request, caller: Solver) -> Response:
     the same request.
     """
     context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
     begun = time.perf_counter()
-    async with bodies.of(request) as sent:
+    async with body_of(request) as sent:
         retry = _retry(request, sent.digest)
         held = None if retry is not None else await _held(context, caller, sent.digest, None, begun)
         if held is not None:
@@ -158,10 +155,10 @@ async def post_solve(request: Request, caller: Solver) -> Response:
     seconds = context.metrics.miss_seconds if taken.waits else context.metrics.hit_seconds
     seconds.observe(time.perf_counter() - begun)
     if taken.answer is not None:
-        return _ended(taken.answer)
+        return final(taken.answer)
     wait_s = preferred_wait(request)
     if taken.queued is not None and not wait_s:
-        return _under_way(context, taken.id, taken.queued())
+        return under_way(context, f"/v1/solves/{taken.id}", taken.queued())
     return await answered(context, caller, taken.id, wait_s, taken.waits)
 
 
@@ -180,7 +177,7 @@ async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | 
     context.metrics.cache.labels("hit").inc()
     context.metrics.recalls.labels("body").inc()
     context.metrics.hit_seconds.observe(time.perf_counter() - begun)
-    return _ended(held)
+    return final(held)
 
 
 def _retry(request: Request, digest: bytes) -> Retry | None:
