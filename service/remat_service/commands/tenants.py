@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import typer
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
 from ..context import Context
 from ..errors import NotFound
 from ..requests import operate
-from ..requests.attachments import let_names
+from ..requests.attachments import drop_names
 from ..requests.completion import cancel_tenant
 from ..storage.tables import scopes, tenants
 from ..tenants import keys
@@ -187,7 +187,10 @@ def names(
     """
 
     async def work(connection: AsyncConnection) -> None:
-        await let_names(connection, (await keys.tenant_row(connection, name)).id, stored == "on")
+        tenant_id = (await keys.tenant_row(connection, name)).id
+        await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(store_names=stored == "on"))
+        if stored == "off":
+            await drop_names(connection, tenant_id)
 
     in_database(work, "tenants names", name=name, stored=stored)
 

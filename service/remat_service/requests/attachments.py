@@ -10,7 +10,7 @@ import json
 import zlib
 from typing import Any, Literal
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidData, readable
@@ -124,13 +124,6 @@ async def attached(context: Context, caller: Caller, request_id: str) -> dict[Ki
 
 def _unpacked(document: Document, data: bytes) -> dict[str, Any]:
     return document.read(json.loads(zlib.decompress(data)))
-
-
-async def let_names(connection: AsyncConnection, tenant_id: str, stored: bool) -> None:
-    """Say whether names of a tenant's ops are stored; where not, those that are there go."""
-    await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(store_names=stored))
-    if not stored:
-        await drop_names(connection, tenant_id)
 
 
 async def drop_names(connection: AsyncConnection, tenant_id: str) -> None:

@@ -89,20 +89,15 @@ class RequestMiddleware:
 
     def _note(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        count, durations = self._meter(route, method, status)
+        key = route, method if method in _METHODS else "other", status  # a client may make methods up without end
+        if key not in self._meters:  # once: to look a metric up by its labels takes longer than to count
+            count = self._metrics.requests.labels(*key[:2], str(status))
+            self._meters[key] = count, self._metrics.request_seconds.labels(route)
+        count, durations = self._meters[key]
         count.inc()
         durations.observe(seconds)
         if scope["path"] not in _QUIET:
             log.info("request", method=method, path=scope["path"], status=status, seconds=round(seconds, 4))
-
-    def _meter(self, route: str, method: str, status: int) -> tuple[Counter, Histogram]:
-        """The metrics of a route: looked up by their labels once, which takes longer than counting."""
-        key = route, method if method in _METHODS else "other", status  # a client may make methods up without end
-        found = self._meters.get(key)
-        if found is None:
-            count = self._metrics.requests.labels(*key[:2], str(status))
-            self._meters[key] = found = count, self._metrics.request_seconds.labels(route)
-        return found
 
 
 def host_name(header: str) -> str:
