@@ -18,14 +18,14 @@ from remat_ir.proof import certifiable
 from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
-from ..errors import Conflict, Invalid, RateLimited, Unavailable
+from ..errors import Conflict, Invalid, NotFound, RateLimited, Unavailable
 from ..identity import Caller, Keys, Retry, keys_of, method_key_of
 from ..storage.answers import CachedResponse, Stored, document
 from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
-from .read import queued_answer
+from .read import find_request, queued_answer
 
 _QUEUED = "queued"
 _OF_FLIGHT = (
@@ -42,13 +42,11 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     Raises:
         Invalid: there is no such plan, or it is not valid for this problem.
     """
-    if context.write_behind.holds(ask.start or ""):
-        await context.write_behind.flush()
-    query = select(requests.c.plan_id).where(
-        requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
-    )
-    row = await context.database.first(query)
-    plan_row = None if row is None or row.plan_id is None else await context.store.plan(row.plan_id)
+    try:
+        plan_id = (await find_request(context, caller, ask.start or "")).plan_id
+    except NotFound:
+        plan_id = None
+    plan_row = None if plan_id is None else await context.store.plan(plan_id)
     if plan_row is None:
         raise Invalid("start names no ended solve of yours that has a plan", "/start")
     plan = await context.verifier.read_plan(plan_row.data)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel
 from remat_ir import ANSWER
 from remat_ir.document import COMPONENTS, AnyInteger, Document, Member, Nested, Text
 
-from ..errors import KINDS
+from ..errors import KINDS, kind_of
 from ..requests.operate import SolveOfAll
 from ..requests.parse import OneOf
 
@@ -314,13 +314,12 @@ def refusals(*statuses: int, keyed: bool = True) -> dict[int | str, dict[str, An
         keyed: it asks for an API key, and counts what its tenant asks.
     """
     common = (400, 401, 403, 406, 422, *([429] if keyed else []), 500, 503)
-    by_status = {kind.status: kind for kind in KINDS.values()}
+    by_status = {kind.status: kind for kind in (*KINDS.values(), kind_of(Exception()))}
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*common, *statuses}):
-        kind = by_status.get(status)
-        title = "The service failed" if kind is None else kind.title
-        slug = "internal" if kind is None else kind.slug
-        example = {"type": f"urn:remat:problem:{slug}", "title": title, "status": status, "detail": title + "."}
+        kind = by_status[status]
+        title = kind.title
+        example = {"type": f"urn:remat:problem:{kind.slug}", "title": title, "status": status, "detail": title + "."}
         found[status] = {
             "model": Problem,
             "description": title,
