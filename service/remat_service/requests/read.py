@@ -44,7 +44,6 @@ PROGRESS = (
     *(solves.c[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns", "restricted_to", "spent_s")),
     solves.c.plan_id.label("best_plan_id"),
     solves.c.seal.label("progress_seal"),
-    solves.c.queued_at,
     solves.c.started_at,
 )
 """What is read of a request's solve: how far it has come."""

@@ -42,9 +42,8 @@ _ROUTERS = (
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings) -> FastAPI:
     """The service as an application; its lifespan opens the database and starts the dispatcher."""
-    settings = settings or Settings()
     context = Context(settings)
     app = FastAPI(
         title="remat",
