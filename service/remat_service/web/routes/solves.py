@@ -359,22 +359,12 @@ def event_text(name: str, data: Any, number: int) -> bytes:
     return f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode()
 
 
-_RUN_EXAMPLE = {
-    "predicted_bytes": 731_906_048,
-    "measured_bytes": 731_910_144,
-    "predicted_ns": 161_500_000,
-    "measured_ns": 163_200_000,
-    "device": "NVIDIA H100 80GB HBM3",
-}
-_NAMES_EXAMPLE = {"names": ["embed", "h.0.attn", "loss"], "where": ["model.py:31", "model.py:52", "train.py:12"]}
-
-
 @router.put(
     "/{solve_id}/run",
     summary="Report a run by the plan",
     status_code=204,
     responses=refusals(404, 408, 413, 415),
-    openapi_extra=body(RUN_REPORT, _RUN_EXAMPLE),
+    openapi_extra=body(RUN_REPORT, examples()["run"]),
 )
 async def put_run(request: Request, context: Here, solve_id: SolveId, caller: Solver) -> None:
     """What a step by the plan was measured to take; a later report takes the place of an earlier one."""
@@ -387,7 +377,7 @@ async def put_run(request: Request, context: Here, solve_id: SolveId, caller: So
     summary="Name the ops",
     status_code=204,
     responses=refusals(404, 408, 413, 415),
-    openapi_extra=body(OP_NAMES, _NAMES_EXAMPLE),
+    openapi_extra=body(OP_NAMES, examples()["names"]),
 )
 async def put_names(request: Request, context: Here, solve_id: SolveId, caller: Solver) -> None:
     """Names of ops, for who looks at the plan; refused (403) unless an operator lets this tenant store them."""
