@@ -412,13 +412,14 @@ async def status(
 async def _of_asks(context: Context, caller: Caller, group: Any, until: float) -> tuple[dict[str, Any], bool]:
     """The document of a group whose requests were named, and whether every one of them has ended."""
     of_group = requests.c.group_id == group.id, of_epoch(caller.epoch)
-    places = _places(await context.database.rows(select(requests.c.id, requests.c.idempotency_key).where(*of_group)))
+    rows = await context.database.rows(select(requests.c.id, requests.c.idempotency_key).where(*of_group))
+    places = sorted((int(row.idempotency_key.rpartition("-")[2]), row.id) for row in rows)  # as `start` names them
     if not places:
         raise NotFound(f"there is no {group.kind} with this id")
     answers: list[dict[str, Any]] = []
     there: list[int] = []
     ended = True
-    for request_id, place in places:
+    for place, request_id in places:
         try:
             row = await read.wait(context, caller, request_id, until)
         except NotFound:  # forgotten meanwhile, as over the tenant's quota
@@ -430,12 +431,6 @@ async def _of_asks(context: Context, caller: Caller, group: Any, until: float) -
     if "batches" in group.about:
         data |= _best_batch(group.about, there, answers)
     return data, ended
-
-
-def _places(rows: Sequence[Any]) -> list[tuple[str, int]]:
-    """The ids of a group's requests with their places in it, in order."""
-    found = sorted((int(row.idempotency_key.rpartition("-")[2]), row.id) for row in rows)
-    return [(request_id, place) for place, request_id in found]
 
 
 def _best_batch(about: dict[str, Any], places: list[int], answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
         version="1",
         summary="Optimal tensor rematerialization as a service.",
         description="Plans for training steps inside a memory budget: solved once, verified, kept and shared.",
-        lifespan=_lifespan(context),
+        lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -71,27 +71,25 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _lifespan(context: Context) -> Any:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(context):
-            dispatcher = Dispatcher(context)
-            if context.settings.embedded:
-                dispatcher.start()
-            keepers = [asyncio.create_task(housekeeping(context))]
-            if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
-                keepers.append(asyncio.create_task(poll(context)))
-            try:
-                await announce(context)
-                yield
-            finally:
-                context.leave()
-                await app.state.batch_searches.stop()
-                for keeper in keepers:
-                    keeper.cancel()
-                await asyncio.wait_for(dispatcher.stop(), context.settings.drain_s + 10.0)
-
-    return lifespan
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: Context = app.state.context
+    async with opened(context):
+        dispatcher = Dispatcher(context)
+        if context.settings.embedded:
+            dispatcher.start()
+        keepers = [asyncio.create_task(housekeeping(context))]
+        if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
+            keepers.append(asyncio.create_task(poll(context)))
+        try:
+            await announce(context)
+            yield
+        finally:
+            context.leave()
+            await app.state.batch_searches.stop()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait_for(dispatcher.stop(), context.settings.drain_s + 10.0)
 
 
 def _hosts(settings: Settings) -> frozenset[str]:
