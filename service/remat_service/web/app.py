@@ -6,7 +6,7 @@ The document is generated from the routes and completed with what is declared wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from operator import attrgetter
 from typing import Any
@@ -16,24 +16,20 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from remat_ir import ANSWER, InvalidData, InvalidPlan
-from remat_ir.document import Document
+from remat_ir import InvalidData, InvalidPlan
 
 from ..context import Context
 from ..errors import ServiceError
-from ..requests.attachments import OP_NAMES, RUN_REPORT
 from ..requests.completion import housekeeping, poll
-from ..requests.groups import BATCH_REQUEST, SWEEP_REQUEST, BatchSearches
-from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST, KnownSubjects, OneOf
+from ..requests.groups import BatchSearches
+from ..requests.parse import KnownSubjects
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher, announce, opened
 from .authentication import Admission, Callers
 from .body import MemoryBudget
 from .middleware import FOREIGN, RequestMiddleware, own, problem_response
 from .routes import groups, operate, plans, profiles, service, solves
-from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
-from .routes.profiles import LOOKUP, UPLOAD
-from .schemas import SOLVE_ROW
+from .schemas import DECLARED, with_nested
 
 _ROUTERS = (
     solves.router, groups.router, plans.router, plans.graphs_router, profiles.router,
@@ -116,28 +112,13 @@ def methods_at(path: str) -> list[str]:
     return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
-_DECLARED: tuple[Document | OneOf, ...] = (
-    ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD,
-    TENANT_REQUEST, TENANT_CHANGE, KEY_REQUEST, RUN_REPORT, OP_NAMES
-)  # fmt: skip
-
-
-def _with_nested(documents: Iterable[Document | OneOf]) -> dict[str, Document | OneOf]:
-    """These documents and all that their schemas refer to, by name."""
-    found: dict[str, Document | OneOf] = {}
-    for document in documents:
-        if document.name not in found:
-            found |= {document.name: document, **_with_nested(document.nested)}
-    return found
-
-
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
         found = FastAPI.openapi(app)
         components = found.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        schemas.update({name: document.schema() for name, document in _with_nested(_DECLARED).items()})
+        schemas.update({name: document.schema() for name, document in with_nested(DECLARED).items()})
         unused = ("HTTPValidationError", "ValidationError")
         components["schemas"] = {name: schemas[name] for name in sorted(schemas) if name not in unused}
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -8,6 +8,7 @@ names.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -54,6 +55,9 @@ SOLVE_ROW = ANSWER.extended(
     plain_peak_bytes=Member(AnyInteger(), nullable=True),
     group=Member(Nested((GROUP,)), nullable=True),
 )
+
+DECLARED: list[Document | OneOf] = [ANSWER, SOLVE_ROW]
+"""The documents that schemas of the interface are made of: of answers, and of the bodies of routes (`body`)."""
 
 
 class SolveRow(RootModel[dict[str, Any]]):
@@ -291,11 +295,19 @@ class KeyMade(BaseModel):
     key: str
 
 
-def body(document: Document | OneOf, example: Any = None) -> dict[str, Any]:
+def with_nested(documents: Iterable[Document | OneOf]) -> dict[str, Document | OneOf]:
+    """These documents and all that their schemas refer to, by name."""
+    found: dict[str, Document | OneOf] = {}
+    for document in documents:
+        if document.name not in found:
+            found |= {document.name: document, **with_nested(document.nested)}
+    return found
+
+
+def body(document: Document | OneOf, example: Any) -> dict[str, Any]:
     """`openapi_extra` for a JSON body that the route reads by itself."""
-    content: dict[str, Any] = {"schema": {"$ref": COMPONENTS + document.name}}
-    if example is not None:
-        content["example"] = example
+    DECLARED.append(document)
+    content = {"schema": {"$ref": COMPONENTS + document.name}, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
