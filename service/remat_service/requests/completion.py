@@ -34,16 +34,14 @@ _IDS_A_QUERY = 500
 State = tuple[object, ...]
 """What a listener would see: whether the request has ended, and its solve's state, cost and bound."""
 
-_QUEUED, _ENDED = "queued", "ended"
-
 
 async def end_if_unwanted(context: Context, connection: AsyncConnection, solve_id: str) -> None:
     """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
     wanted = exists().where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
     await connection.execute(
         update(solves)
-        .where(solves.c.id == solve_id, solves.c.state == _QUEUED, ~wanted)
-        .values(state=_ENDED, ended_at=context.clock.now(), revision=solves.c.revision + 1)
+        .where(solves.c.id == solve_id, solves.c.state == "queued", ~wanted)
+        .values(state="ended", ended_at=context.clock.now(), revision=solves.c.revision + 1)
     )
 
 
@@ -59,7 +57,7 @@ async def end_ahead(
     """End a request before its solve has: its answer is the best incumbent. A solve ends with its last request."""
     async with context.database.write(brief=True) as connection:
         state = await connection.scalar(select(solves.c.state).where(solves.c.id == solve_id).with_for_update())
-        if unless_started and state != _QUEUED:
+        if unless_started and state != "queued":
             return
         await end_request(context, connection, request_id, status, limit, message)
         await end_if_unwanted(context, connection, solve_id)

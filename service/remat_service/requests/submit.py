@@ -27,7 +27,6 @@ from ..tenants.quotas import check_quota
 from .parse import Ask
 from .read import find_request, queued_answer
 
-_QUEUED = "queued"
 _OF_FLIGHT = (
     select(solves.c.id, solves.c.tenant_id, solves.c.priority)
     .where(solves.c.flight_key == bindparam("flight"), ACTIVE)
@@ -404,7 +403,7 @@ class Submission:
     async def _check_share(self, connection: AsyncConnection) -> None:
         """A full queue refuses those who fill their share of it by weight, and nobody else for them."""
         mine = solves.c.tenant_id == self.caller.tenant_id
-        queued = select(func.count()).select_from(solves).where(mine, solves.c.state == _QUEUED)
+        queued = select(func.count()).select_from(solves).where(mine, solves.c.state == "queued")
         weight = select(tenants.c.weight).where(tenants.c.id == self.caller.tenant_id)
         of_all = select(func.sum(tenants.c.weight)).where(~tenants.c.disabled)
         share = await connection.scalar(select(weight.scalar_subquery() / of_all.scalar_subquery()))
