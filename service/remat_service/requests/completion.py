@@ -172,7 +172,7 @@ async def housekeeping(context: Context) -> None:
         await asyncio.sleep(min(context.settings.housekeeping_s, 5.0))
 
 
-async def expire_queued(context: Context) -> int:
+async def expire_queued(context: Context) -> None:
     """End requests whose queue limit has passed before their solve was started."""
     asked = context.waits.moment()
     query = (
@@ -189,7 +189,6 @@ async def expire_queued(context: Context) -> int:
     said = "The queue limit has passed before a solver was free."
     for row in late:
         await end_ahead(context, row.id, row.solve_id, Status.NOTHING_FOUND, "time", said, unless_started=True)
-    return len(late)
 
 
 async def poll(context: Context) -> None:
