@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from remat._compat.inductor import code
 from remat.compile.inductor.backend import NOT_WITH, InductorBackend
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import CoordinatedPlanner
+from remat.planning.profiles import Profile, ProfileTable
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify
@@ -207,20 +208,14 @@ class Thrasher(GreedyPlanner):
         raise AssertionError("no place to thrash")
 
 
-class Untimed:
+class Untimed(ProfileTable):
     """A table in which all regions cost the same: none is compiled alone to be timed, for plans that do not look."""
 
-    def get(self, device: str, signatures: Sequence[str]) -> dict[str, tuple[int, int]]:
-        return dict.fromkeys(signatures, (1000, 0)) if device.startswith("inductor ") else {}
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
+        return dict.fromkeys(signatures, Profile(1000, 0)) if device.startswith("inductor ") else {}
 
-    def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
-        return profiles
-
-    def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
-        return profiles
-
-    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
-        return False
+    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        return dict(profiles)
 
 
 class TwiceOver(GreedyPlanner):

@@ -7,12 +7,13 @@ import torch
 from torch import fx
 
 from remat._compat.inductor import Event, Generated
-from remat.capture.operations import Measured, to_graph
+from remat.capture.operations import to_graph
 from remat.compile.inductor.joint import joint_of, with_updates
 from remat.compile.inductor.regions import REGION, regions
 from remat.compile.inductor.replan import Kernel, step_memory
 from remat.errors import CaptureError
 from remat.lowering.lower import lower
+from remat.planning.profiles import Profile
 from remat_ir import plain_plan
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ def test_updates_leave_the_graph_and_come_back() -> None:
     assert [p.name for p in found.updated] == ["primals_2"]
     assert not any(n.target is aten.copy_.default for n in found.flow.joint.graph.nodes)
     step = regions(found.flow)
-    graph, _ = to_graph(step, {n: Measured(1, 0) for n in found.flow.kernels}, 0)
+    graph, _ = to_graph(step, {n: Profile(1, 0) for n in found.flow.kernels}, 0)
     forward, backward = with_updates(found, lower(step, plain_plan(graph)))
     updates = [n for n in forward.graph.nodes if n.target is aten.copy_.default]
     assert [str(u.args[0]) for u in updates] == ["primals_2"]

@@ -19,7 +19,6 @@ import remat
 from client.small_models import Mlp, numbers
 from remat import _compat
 from remat.capture.dataflow import dataflow, tensors
-from remat.capture.operations import Measured
 from remat.compile.alone import capture
 from remat.device import of
 from remat.planning.http import Http
@@ -279,5 +278,5 @@ def test_no_memory_is_written_so_fast() -> None:
     node = dataflow(captured.joint, captured.forward_outputs).kernels[0]
     node.meta["val"] = torch.empty(2**31, device="meta")
     least = profile.CALL_NS + 2**33 // profile.MOST_BYTES_PER_NS
-    told = {"less": Measured(least - 1, 0), "enough": Measured(least, 0)}
+    told = {"less": Profile(least - 1, 0), "enough": Profile(least, 0)}
     assert list(profile.believed(told, {key: [node] for key in told})) == ["enough"]

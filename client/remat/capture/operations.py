@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx
@@ -15,6 +15,7 @@ from torch import fx
 from remat_ir import Graph, InvalidData
 
 from .. import _compat
+from ..planning.profiles import Profile
 from .dataflow import Dataflow, is_choice, is_random, is_unknown, results_of, stateless, tensors, value_bytes
 
 T = TypeVar("T")
@@ -34,13 +35,6 @@ class Kind(Enum):
     UPDATE = "update"
     BEFORE_UPDATE = "before_update"
     HALFWAY = "halfway"
-
-
-class Measured(NamedTuple):
-    """One kernel's time in ns and the bytes that live only while it runs."""
-
-    cost_ns: int
-    workspace_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +181,7 @@ def operations(
     return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once), copies)
 
 
-def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:
+def to_graph(step: Operations, measured: Mapping[fx.Node, Profile], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:
     """The remat_ir graph of a step, and the storage that each of its values stands for.
 
     What a backend's threads hold for a moment longer than the step is counted with the fixed bytes.
@@ -418,7 +412,7 @@ def _runs_once(step: Operations, index: int) -> bool:
     )
 
 
-def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -> int:
+def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Profile]) -> int:
     """The bytes that an op needs while it runs beyond its inputs and all its outputs."""
     if op.kind is not Kind.KERNELS:
         return step.takes(op)
@@ -438,7 +432,7 @@ def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -
     return max(0, worst - total)
 
 
-def _with_replay(step: Operations, node: fx.Node, measured: Measured) -> Measured:
+def _with_replay(step: Operations, node: fx.Node, measured: Profile) -> Profile:
     """A replay of a random kernel holds the generator's present state meanwhile."""
     replayed = node in step.states
     return measured._replace(workspace_bytes=measured.workspace_bytes + CPU_GENERATOR_BYTES) if replayed else measured

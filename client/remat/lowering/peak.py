@@ -12,7 +12,8 @@ from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Step
 
 from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless
-from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Measured, Op, Operations
+from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Op, Operations
+from ..planning.profiles import Profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class Phases(NamedTuple):
     weight_bytes: int = 0
 
 
-def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> int:
+def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -> int:
     """The peak of a plan in bytes above the fixed ones, as its lowered graphs reach it.
 
     Each storage is dropped after the last kernel that reads it; what nothing reads is not run; a copy of an overwritten
@@ -51,7 +52,7 @@ def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measure
     return max(found.forward_bytes, found.backward_bytes, found.weight_bytes + given)
 
 
-def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> Phases:
+def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -> Phases:
     """The peaks of the two passes and what is held between them, as the lowered graphs reach them."""
 
     def size(instances: Iterable[Instance]) -> int:
@@ -87,7 +88,7 @@ class Moment(NamedTuple):
     kind: Kind
 
 
-def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[Moment]:
+def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -> list[Moment]:
     """A plan as its lowered graphs allocate and free; what the step returns is never freed."""
     runs = _runs(step, plan, measured)
     live, last = _liveness(runs, step.keep)
@@ -128,7 +129,7 @@ def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[t
     return sorted(needed), {key: position for key, position in last.items() if key[1] in needed}
 
 
-def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[_Run]:
+def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -> list[_Run]:
     transfers = _Transfers(step)
     found: list[_Run] = []
     seen: set[int] = set()
@@ -170,7 +171,7 @@ class _Transfers:
         return []
 
 
-def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, measured: Measured) -> _Run:
+def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, measured: Profile) -> _Run:
     flow = step.flow
     ported = frozenset(op.reads) | {s for n in op.nodes for s in flow.makes[n]}
     reads = [s for s in flow.reads[node] if s in ported]

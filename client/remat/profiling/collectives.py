@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,10 @@ from torch import fx
 
 from .. import _compat
 from ..capture.dataflow import tensors
-from ..capture.operations import Measured, Operations
+from ..capture.operations import Operations
 from ..device import of, storage_bytes
 from ..errors import CaptureError
+from ..planning.profiles import Profile, ProfileTable
 from .timing import elements, rounded
 
 
@@ -42,17 +43,7 @@ SAMPLES = 5
 """Of which the least counts: what a rank waits for another one is not the link's."""
 
 
-class Meeting(Protocol):
-    """A table of measured kernels that knows whether ranks meet at it: see `remat.planning.profiles`."""
-
-    def get(self, device: str, signatures: Sequence[str]) -> Mapping[str, Any]: ...
-
-    def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
-    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool: ...
-
-
-def collective_costs(nodes: Sequence[fx.Node], table: Meeting | None, device: str) -> dict[fx.Node, Measured]:
+def collective_costs(nodes: Sequence[fx.Node], table: ProfileTable | None, device: str) -> dict[fx.Node, Profile]:
     """Time in ns of each collective of a step; all of them are seen to be the same ones in the same order on all ranks.
 
     Where all ranks of their groups meet at the table, an all-reduce of eight bytes and one of 4 MiB are timed for each
@@ -89,17 +80,17 @@ def order(nodes: Sequence[fx.Node]) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
-def _measured(group: dist.ProcessGroup, device: torch.device, table: Meeting, kind: str) -> Hop:
+def _measured(group: dist.ProcessGroup, device: torch.device, table: ProfileTable, kind: str) -> Hop:
     """The link between the ranks of a group, all of which are here."""
     ranks = _ranks(group)
     if ranks < 2:
         return HOPS.get(device.type, ACCELERATORS)
     signatures = hop_signatures(group, device)
-    known = dict(table.get(kind, sorted(signatures.values())))
+    known = table.get(kind, sorted(signatures.values()))
     if len(known) < len(signatures):
         with _compat.only_real_tensors(), torch.no_grad():
-            known = dict(table.put(kind, {s: Measured(_timed(group, device, n), 0) for n, s in signatures.items()}))
-    small, large = (int(known[signatures[size]][0]) for size in (SMALL, LARGE))
+            known = table.put(kind, {s: Profile(_timed(group, device, n), 0) for n, s in signatures.items()})
+    small, large = (known[signatures[size]].cost_ns for size in (SMALL, LARGE))
     sent = 2 * (ranks - 1) * 4 * (LARGE - SMALL) // ranks
     return Hop(max(1, small // (2 * (ranks - 1))), max(1, sent * 1000 // max(1, large - small)))
 
@@ -124,7 +115,7 @@ def _timed(group: dist.ProcessGroup, device: torch.device, size: int) -> int:
     return rounded(min(took[1:]))
 
 
-def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Measured:
+def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Profile:
     """Time in ns and workspace in bytes of a collective among n ranks in a ring, each of which sends to the next.
 
     An all-gather, a reduce-scatter or an all-to-all takes n − 1 messages and (n − 1) / n of the whole, an all-reduce
@@ -135,7 +126,7 @@ def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Measured:
     assert isinstance(node.target, _compat.OpOverload)
     name = _compat.operator_name(node.target)
     if "wait" in name:
-        return Measured(1, 0)
+        return Profile(1, 0)
     made = list(tensors(node.meta.get("val")))
     size = max(sum(map(storage_bytes, _read(node))), sum(map(storage_bytes, made)))
     latency, rate = hop or HOPS.get(_device(node).type, ACCELERATORS)
@@ -143,11 +134,11 @@ def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Measured:
     times = 2 if "reduce" in name and "scatter" not in name else 1
     whole = not any(word in name for word in ("reduce", "gather", "all_to_all"))
     sent = size if whole else times * size * (ranks - 1) // ranks
-    return Measured(rounded(times * max(1, ranks - 1) * latency + sent * 1000 // rate), 0)
+    return Profile(rounded(times * max(1, ranks - 1) * latency + sent * 1000 // rate), 0)
 
 
 def with_collectives_once(
-    step: Operations, kernels: Mapping[fx.Node, Measured], again: bool | None = None
+    step: Operations, kernels: Mapping[fx.Node, Profile], again: bool | None = None
 ) -> Operations:
     """The step with those collectives marked that no plan may run again.
 

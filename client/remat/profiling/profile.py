@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -20,11 +20,12 @@ from remat_ir import duration
 
 from .. import _compat, generators
 from ..capture.dataflow import is_unknown, tensors, value_bytes
-from ..capture.operations import Measured, custom_name
+from ..capture.operations import custom_name
 from ..device import Accelerator, Device, of
 from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
-from .collectives import Meeting, collective_costs, no_collectives
+from ..planning.profiles import Profile, ProfileTable
+from .collectives import collective_costs, no_collectives
 from .inputs import DEPTHS, arguments
 from .measure import Window
 from .roofline import outliers
@@ -52,16 +53,6 @@ UNLIKE, APART, NOISE_NS = 1.3, 2.0, 100_000
 this time; nor is any cost that is off by more than the second factor."""
 
 
-class Table(Meeting, Protocol):
-    """Where measured kernels are shared: see `remat.planning.profiles`."""
-
-    alone: bool
-
-    def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
-    def forget(self, device: str, signatures: Iterable[str]) -> None: ...
-
-
 class Profiled(NamedTuple):
     """The cost of each kernel, and where it is from.
 
@@ -74,7 +65,7 @@ class Profiled(NamedTuple):
         known: by what the table has them; a graph of symbols does not say it.
     """
 
-    kernels: Mapping[fx.Node, Measured]
+    kernels: Mapping[fx.Node, Profile]
     signatures: int
     shared: int
     seconds: float
@@ -102,7 +93,7 @@ class Profiled(NamedTuple):
 
 def profile_kernels(
     kernels: Iterable[fx.Node],
-    table: Table | None = None,
+    table: ProfileTable | None = None,
     sizes: Sequence[Profiled] = (),
     given: Given | None = None,
     functional: Collection[str] = (),
@@ -138,11 +129,11 @@ def profile_kernels(
     collectives = [n for n in kernels if _compat.is_collective(n.target)]
     known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
-    told: dict[str, Measured] = {}
+    told: dict[str, Profile] = {}
     if table is not None:
-        told = as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
+        told = {s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature}
         told = told if device.startswith("meta ") else believed(told, {s: [n] for s, n in by_signature.items()})
-    doubted: dict[str, Measured | None] = {}
+    doubted: dict[str, Profile | None] = {}
     if table is not None and not device.startswith("meta ") and not sizes:  # at the first size it is looked at
         doubted = _contradicted(told, by_signature, given or {}, table.alone)
         table.forget(device, doubted)
@@ -182,15 +173,15 @@ def _warn_of(device: str, accelerator: bool) -> None:
 
 
 def _shared(
-    table: Table, device: str, fresh: Mapping[str, Measured], unmeasured: Collection[str]
-) -> dict[str, Measured]:
+    table: ProfileTable, device: str, fresh: Mapping[str, Profile], unmeasured: Collection[str]
+) -> dict[str, Profile]:
     """The costs that stand in the table once these are put there; those that are not measured are not put."""
     derived = {s: m for s, m in fresh.items() if s in unmeasured}
     stands = {**table.derived(derived), **table.put(device, {s: m for s, m in fresh.items() if s not in derived})}
-    return as_measured({s: m for s, m in stands.items() if s in fresh})
+    return {s: m for s, m in stands.items() if s in fresh}
 
 
-def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node]]) -> dict[str, Measured]:
+def believed(found: Mapping[str, Profile], nodes: Mapping[str, Sequence[fx.Node]]) -> dict[str, Profile]:
     """The profiles of a table that some device could have: a call takes its time, and so does writing what it makes.
 
     The rest is measured here as if it were unknown, and the log warns.
@@ -206,8 +197,8 @@ def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node
 
 
 def _contradicted(
-    told: Mapping[str, Measured], nodes: Mapping[str, fx.Node], given: Given, alone: bool
-) -> dict[str, Measured | None]:
+    told: Mapping[str, Profile], nodes: Mapping[str, fx.Node], given: Given, alone: bool
+) -> dict[str, Profile | None]:
     """Which costs of a table are not believed here, with what was measured instead; None: it has still to be measured.
 
     Measured again are its costliest kernels, and those that are far off what the others of the step suggest. Where most
@@ -245,7 +236,7 @@ def _contradicted(
     return {} if not alone else {**dict.fromkeys(told), **found} if whole else dict(off)
 
 
-def _unlike(names: Sequence[str], told: Mapping[str, Measured], found: Mapping[str, Measured]) -> list[str]:
+def _unlike(names: Sequence[str], told: Mapping[str, Profile], found: Mapping[str, Profile]) -> list[str]:
     """Those of some kernels whose costs in the table and here differ by more than `UNLIKE`."""
     return [s for s in names if s in found and _differs(found[s].cost_ns, told[s].cost_ns, UNLIKE)]
 
@@ -256,11 +247,6 @@ def _differs(one: int, other: int, factor: float) -> bool:
 
 def _least_ns(nodes: Sequence[fx.Node]) -> int:
     return CALL_NS + sum(map(value_bytes, nodes)) // MOST_BYTES_PER_NS
-
-
-def as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:
-    """Profiles as a table gives them."""
-    return {s: Measured(int(m[0]), int(m[1])) for s, m in profiles.items()}
 
 
 def _fitted(kernels: Sequence[fx.Node], unknown: Mapping[str, fx.Node], sizes: Sequence[Profiled]) -> dict[str, int]:
@@ -316,7 +302,7 @@ def describe_tensor(tensor: torch.Tensor) -> list[object]:
 
 def _measure(
     nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Given
-) -> tuple[dict[str, Measured], float | None]:
+) -> tuple[dict[str, Profile], float | None]:
     """Workspaces of those that can be run, and times of those whose time is not given in `fitted`; their spread."""
     if not nodes:
         return {}, None
@@ -329,7 +315,7 @@ def _measure(
         spaces = _workspaces(makes, devices)
         timed = times({s: make for s, make in makes.items() if s not in fitted}, devices)
         took = {**fitted, **timed.costs}
-        return {s: Measured(took[s], spaces[s]) for s in sorted(makes)}, timed.spread
+        return {s: Profile(took[s], spaces[s]) for s in sorted(makes)}, timed.spread
 
 
 def _workspaces(makes: Mapping[str, Make], devices: Mapping[str, Device]) -> dict[str, int]:
@@ -402,7 +388,7 @@ def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> C
     return generators.call(node.target, args, kwargs, anything=is_unknown(node))
 
 
-def _nearest(node: fx.Node, measured: Mapping[fx.Node, Measured]) -> Measured:
+def _nearest(node: fx.Node, measured: Mapping[fx.Node, Profile]) -> Profile:
     """The cost of the measured kernel whose size is nearest.
 
     Raises:

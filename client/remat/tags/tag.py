@@ -37,7 +37,7 @@ from ..capture.dataflow import (
     stateless,
     updates_as_results,
 )
-from ..capture.operations import Kind, Measured, Operations, notes, operations, to_graph
+from ..capture.operations import Kind, Operations, notes, operations, to_graph
 from ..capture.refused import refuse
 from ..distributed import planner_of
 from ..errors import CaptureError, NothingFound
@@ -46,7 +46,7 @@ from ..planning.budget import Budget, bounded, budget_bytes
 from ..planning.links import read_link
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
-from ..planning.profiles import ProfileTable
+from ..planning.profiles import Profile, ProfileTable
 from ..profiling.profile import profile_kernels
 from .torchtitan import Stay, as_joint, away_between, run_once, stays, with_copies
 
@@ -74,7 +74,7 @@ class Joint:
     step: Operations
     graph: Graph
     values: tuple[int, ...]
-    measured: Mapping[fx.Node, Measured]
+    measured: Mapping[fx.Node, Profile]
 
     def names_of(self, ops: Iterable[int]) -> frozenset[str]:
         """The names of the kernels among some ops."""

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 
 from ..batch.search import between, quick_look, within
-from ..capture.operations import Measured
 from ..errors import CaptureError
 from ..planning.greedy import same_structure
+from ..planning.profiles import Profile
 from ..profiling.timing import affine, same_kernels
 from ..training.step import TrainingStep
 
@@ -136,7 +136,7 @@ def step_between(one: tuple[int, TrainingStep], other: tuple[int, TrainingStep],
 
     pairs = [(n, small.profiled.kernels[m], large.profiled.kernels[n]) for m, n in zip(theirs, ours, strict=True)]
     kernels = {
-        node: Measured(fitted(a.cost_ns, b.cost_ns, True), fitted(a.workspace_bytes, b.workspace_bytes))
+        node: Profile(fitted(a.cost_ns, b.cost_ns, True), fitted(a.workspace_bytes, b.workspace_bytes))
         for node, a, b in pairs
     }
     sizes = tuple(fitted(a, b) for a, b in zip(small.operations.sizes, large.operations.sizes, strict=True))

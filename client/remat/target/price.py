@@ -16,9 +16,8 @@ from torch import fx
 from .. import _compat
 from .._compat import fake_cuda
 from ..capture.dataflow import tensors
-from ..capture.operations import Measured
 from ..device import NAMED
-from ..planning.profiles import ProfileTable
+from ..planning.profiles import Profile, ProfileTable
 from ..profiling.collectives import modelled_collective
 from ..profiling.profile import Profiled, signature
 from ..profiling.roofline import bytes_of, operands, operations_of
@@ -70,7 +69,7 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
             are there, the one at work and the one that comes.
     """
     start = time.perf_counter()
-    found: dict[str, Measured] = {}
+    found: dict[str, Profile] = {}
     signature_of: dict[fx.Node, str] = {}
     classes: dict[fx.Node, str] = {}
     first: dict[str, fx.Node] = {}
@@ -81,7 +80,7 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
     recorded = table.get(target.profiles, sorted(first)) if table is not None and target.profiles else {}
     for text, node in first.items():
         known = recorded.get(text)
-        found[text] = Measured(*known) if known is not None else _modelled(node, classes[node], target)
+        found[text] = known if known is not None else _modelled(node, classes[node], target)
         if cp > 1 and classes[node] == "attention":
             once = found[text]
             found[text] = once._replace(
@@ -121,19 +120,19 @@ def class_of(operator: Any) -> str:
     return "pointwise" if _compat.is_known(operator) else "other"
 
 
-def _modelled(node: fx.Node, kind: str, target: Target) -> Measured:
+def _modelled(node: fx.Node, kind: str, target: Target) -> Profile:
     if kind == "collective":
         return modelled_collective(node)
     share, moved = target.achieved[kind], sum(map(bytes_of, operands(node)))
     operations = operations_of(node)
     if target.counts_operations:
         made = sum(int(t.numel()) for t in tensors(node.meta.get("val")))
-        return Measured(operations or made, workspace_bytes(node))
+        return Profile(operations or made, workspace_bytes(node))
     bandwidth = target.bandwidth * (target.achieved["pointwise"] if operations else share)
     seconds = moved / bandwidth
     if operations:
         seconds = max(seconds, operations / (_peak(target, kind, operands(node)) * share))
-    return Measured(rounded(target.launch_ns + seconds * 1e9), workspace_bytes(node))
+    return Profile(rounded(target.launch_ns + seconds * 1e9), workspace_bytes(node))
 
 
 def workspace_bytes(node: fx.Node) -> int:

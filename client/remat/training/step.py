@@ -27,11 +27,12 @@ from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
 from ..planning.options import LONGEST_NAME
+from ..planning.profiles import ProfileTable
 from ..planning.quick import Better
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.optimizers import UpdateMemory
-from ..profiling.profile import Profiled, Table, profile_kernels
+from ..profiling.profile import Profiled, profile_kernels
 from ..settings import settings
 from .backward import Delivery, Halves, Release
 from .job import VIEWED, Job
@@ -290,7 +291,7 @@ def traced_step(
     *,
     given: Any = None,
     extra: Mapping[str, int] | None = None,
-    table: Table | None = None,
+    table: ProfileTable | None = None,
     grouped: bool = True,
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),

@@ -18,17 +18,10 @@ from ... import _compat
 from ..._compat import inductor
 from ...capture.dataflow import Dataflow, is_random, maker, tensors
 from ...capture.group import groups
-from ...capture.operations import Kind, Measured, Op, Operations, getitems, operations, to_graph
+from ...capture.operations import Kind, Op, Operations, getitems, operations, to_graph
+from ...planning.profiles import Profile, ProfileTable
 from ...profiling.inputs import materialize
-from ...profiling.profile import (
-    Table,
-    as_measured,
-    believed,
-    describe_tensor,
-    device_kind,
-    device_of_values,
-    profile_kernels,
-)
+from ...profiling.profile import believed, describe_tensor, device_kind, device_of_values, profile_kernels
 from ...profiling.timing import times
 from .joint import RUN
 
@@ -51,12 +44,12 @@ def regions(flow: Dataflow, one_plan: bool = False, functional: Collection[str] 
     return step
 
 
-def region_graph(step: Operations, costs: Mapping[Op, Measured], fixed_bytes: int) -> Graph:
+def region_graph(step: Operations, costs: Mapping[Op, Profile], fixed_bytes: int) -> Graph:
     """The graph of a step's regions; `costs` are of the ops that run kernels.
 
     What stays inside a region needs no memory, but for the results of kernels that are never fused.
     """
-    nothing = {n: Measured(0, 0) for n in step.flow.kernels}
+    nothing = {n: Profile(0, 0) for n in step.flow.kernels}
     graph, _ = to_graph(step, nothing, fixed_bytes)
     once = {i for i, op in enumerate(step.ops) if any(is_random(n) for n in op.nodes)}
     return replace(
@@ -76,7 +69,7 @@ def _inside(step: Operations, op: Op) -> int:
     return max(0, sum(step.sizes[s] for s in own) - sum(step.sizes[s] for s in op.makes))
 
 
-def region_costs(step: Operations, table: Table | None, functional: Collection[str] = ()) -> dict[Op, Measured]:
+def region_costs(step: Operations, table: ProfileTable | None, functional: Collection[str] = ()) -> dict[Op, Profile]:
     """Time in ns and workspace in bytes of each region, looked up in the table first and measured if unknown.
 
     A kernel that nothing is fused with runs as torch's own and is measured as such, in plain Inductor's layouts. A
@@ -92,22 +85,22 @@ def region_costs(step: Operations, table: Table | None, functional: Collection[s
     graphs = {op: region_module(step.flow, op) for op in ops if op not in set(alone)}
     signatures = {op: signature(module) for op, module in graphs.items()}
     device = "inductor " + device_kind(n for op in ops for n in op.nodes)
-    known: dict[str, Measured] = {}
+    known: dict[str, Profile] = {}
     if table is not None and signatures:
         found = table.get(device, sorted(set(signatures.values())))
         written = {
             signatures[op]: [n for n in op.nodes if set(step.flow.storages_of.get(n, ())) & set(op.makes)]
             for op in graphs
         }
-        known = believed(as_measured(found), written)
+        known = believed(found, written)
     unknown = {text: op for op, text in signatures.items() if text not in known}
     took = _times({text: graphs[op] for text, op in unknown.items()})
     fresh = {
-        text: Measured(took[text], max((kernels[n].workspace_bytes for n in op.nodes if n in kernels), default=0))
+        text: Profile(took[text], max((kernels[n].workspace_bytes for n in op.nodes if n in kernels), default=0))
         for text, op in unknown.items()
     }
     if table is not None and fresh:
-        stands = as_measured(table.put(device, fresh))
+        stands = table.put(device, fresh)
         fresh = {s: stands.get(s, m) for s, m in fresh.items()}
     known |= fresh
     return {op: kernels[op.nodes[0]] if op not in graphs else known[signatures[op]] for op in ops}

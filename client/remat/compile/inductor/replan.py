@@ -17,7 +17,8 @@ from ...capture.operations import Operations, custom_name
 from ...errors import CaptureError, NothingFound
 from ...lowering.lower import lower
 from ...planning.planner import plan_or_raise
-from ...profiling.profile import Table, profile_kernels, signature
+from ...planning.profiles import ProfileTable
+from ...profiling.profile import profile_kernels, signature
 from .joint import Joint, with_updates
 from .regions import REGION
 
@@ -93,7 +94,7 @@ class Search:
     results: int
     budget: int
     ask: Callable[[Problem], Answer]
-    table: Table | None
+    table: ProfileTable | None
     agreed: Callable[[Sequence[int]], list[int]]
     plain: frozenset[str]
     functional: Collection[str] = ()
