@@ -92,14 +92,14 @@ def _network_chain(name: str, batch: int, image: int, link: str | None = None) -
     from benchmarks.rematbench.chains import network_chain
 
     chain = network_chain(name, batch, image)
-    return chain if link is None else replace(chain, link_bytes_per_s=LINKS[link].link.to_host_bytes_per_s)
+    return chain if link is None else replace(chain, link_bytes_per_s=LINKS[link].to_host_bytes_per_s)
 
 
 def _captured(name: str, grouped: bool, link: str | None = None) -> Graph:
     from benchmarks.rematbench.captured import captured
 
     graph = captured(name, grouped)
-    return graph if link is None else graph.with_link(LINKS[link].link)
+    return graph if link is None else graph.with_link(LINKS[link])
 
 
 def _join(*lengths: int) -> Graph:
@@ -107,7 +107,7 @@ def _join(*lengths: int) -> Graph:
 
 
 def _linked(name: str, link: str) -> Graph:
-    return generated(name).with_link(LINKS[link].link)
+    return generated(name).with_link(LINKS[link])
 
 
 GENERATED = (

@@ -24,7 +24,7 @@ from benchmarks.harness.machine import machine
 from benchmarks.harness.rows import add_row, read_rows
 from benchmarks.harness.table import table
 from benchmarks.solver.chains import random_chain
-from remat.planning.links import LINKS as KINDS
+from remat.planning.links import LINKS
 from remat_ir import Answer, Chain, Graph, Link, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import least_need
@@ -34,13 +34,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 GRAPHS = ("vgg-16", "gpt-6-whole", "gpt-12", "resnet-8", "unet-3", "densenet-12", "random-40")
 CHAINS = {"chain-8": 8, "chain-16": 16, "chain-32": 32}
 BUDGETS = (0.2, 0.5, 0.8)
-LINKS = {name: kind.link for name, kind in KINDS.items()}
-"""Of a chain without the latency."""
 COLUMNS = ("auto", "pofo", "recompute", "offload", "save-on-cpu", "fractions")
 
 
 def subject_of(name: str, link: Link) -> Graph | Chain:
-    """A training graph or a chain with a link."""
+    """A training graph with a link, or a chain with one that has no latency."""
     if name in CHAINS:
         return replace(random_chain(CHAINS[name], seed=CHAINS[name]), link_bytes_per_s=link.to_host_bytes_per_s)
     return instance(name).with_link(link)
