@@ -106,7 +106,9 @@ class FallbackPlanner:
                         log.warning("%s", _in_its_place(planner, answer))
                         if isinstance(planner, GreedyPlanner) and answer.digest is not None:
                             self.stood_in.add(answer.digest)
-                    self._remember(planner, problem, answer, options)
+                    # a greedy plan must not stand in the way of the service's once that is back
+                    if self.memo is not None and not isinstance(planner, GreedyPlanner):
+                        self.memo.put(problem, options.method, answer, options.time_limit_s)
                     return answer
                 # that no plan fits is believed with a certificate, or where nobody else finds one
                 last = answer if last is None or infeasible else last
@@ -123,11 +125,6 @@ class FallbackPlanner:
         if self.memo is None:
             return None
         return self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
-
-    def _remember(self, planner: Planner, problem: Problem, answer: Answer, options: SolveOptions) -> None:
-        # a greedy plan must not stand in the way of the service's once that is back
-        if self.memo is not None and not isinstance(planner, GreedyPlanner):
-            self.memo.put(problem, options.method, answer, options.time_limit_s)
 
 
 class CoordinatedPlanner:
@@ -240,25 +237,31 @@ def planner_for(
     if isinstance(planner, FallbackPlanner):
         return CoordinatedPlanner(planner, profiles or disk)
     memo: Memo | None = Memo(here.cache_dir / "answers")
-    first: Planner | None = None
-    local = False
+    asked: list[Planner] = []
     if planner is not None and not isinstance(planner, str):
         _refuse_no_planner(planner)
-        first, memo = planner, None
+        asked, memo = [planner], None
     elif planner == "greedy":
         memo = None
     elif planner == "local":
-        first = LocalPlanner()
+        asked = [LocalPlanner()]
     else:
         if planner is not None and "://" not in planner:
             raise InvalidData(f"a planner is a URL, 'local' or 'greedy', not {planner!r}")
-        local, url = True, here.service_url if planner is None else checked_url(planner)
+        url = here.service_url if planner is None else checked_url(planner)
         if url is not None and not here.offline:
-            first = ServicePlanner(
-                url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s
-            )
+            asked = [
+                ServicePlanner(url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s)
+            ]
+        if not (strict and asked):
+            try:
+                asked.append(LocalPlanner())
+            except InvalidData as error:
+                log.debug("no local solver: %s", error)
+    if not (strict and asked):
+        asked.append(GreedyPlanner())
+    first = asked[0]
     table = SharedProfiles(first.http, disk) if isinstance(first, ServicePlanner) else disk
-    asked = _with_fallbacks([] if first is None else [first], strict, local=local)
     return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or table)
 
 
@@ -304,17 +307,3 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None, budget: Budget | N
         if graph is not None and isinstance(budget, Share):
             said += f", a share of {share_for(graph, least)}"
     raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)
-
-
-def _with_fallbacks(first: list[Planner], strict: bool, *, local: bool) -> list[Planner]:
-    if strict and first:
-        return first
-    planners = list(first)
-    if local:
-        try:
-            planners.append(LocalPlanner())
-        except InvalidData as error:
-            log.debug("no local solver: %s", error)
-    if not (strict and planners):
-        planners.append(GreedyPlanner())
-    return planners
