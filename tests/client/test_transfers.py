@@ -21,7 +21,7 @@ from client.transferring import LINK, Mover, linked, with_transfers
 from remat.cli.look import explained
 from remat.lowering import transfers
 from remat.planning.profiles import DiskProfiles
-from remat.planning.summary import headline, journeys, journeys_text, moved, moves
+from remat.planning.summary import headline, journeys, journeys_text, moved
 from remat.profiling import measure
 from remat.training.enable import backend_of
 from remat.training.step import running_peak, training_step
@@ -237,7 +237,6 @@ def test_what_moves_and_when_is_said() -> None:
     verbs = [Compute(0), Compute(1)]
     there = [Offload(0), Wait(0), Drop(0), Prefetch(0), Wait(0)]
     plan = Plan((verbs[0], *there, verbs[1], Compute(2), Free(0), Free(1)))
-    assert moves(graph, plan) == [(0, True, 10, 1010), (0, False, 1010, 2010)]
     assert journeys(graph, plan) == [(0, (10, 1010), (1010, 2010))]
     row = journeys_text(graph, plan).splitlines()[1]
     assert re.split(r"  +", row) == ["op 0", "1000 B", "0.00 to 0.00", "0.00 to 0.00"]

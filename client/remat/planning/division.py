@@ -9,6 +9,7 @@ calls before one hold (`allot`), and others greedily.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -62,7 +63,8 @@ def allot(places: Sequence[Place], options: Sequence[Sequence[Option]], budget_b
             (held + way.held_bytes, cost + way.cost_ns, (index, past))
             for held, cost, past in states
             for index, way in enumerate(ways)
-            if _while_running(held, place, way) <= budget_bytes
+            if held + place.forward_bytes + way.forward_bytes <= budget_bytes
+            and held + place.backward_bytes + way.backward_bytes <= budget_bytes
             and held + way.held_bytes + place.after_bytes <= budget_bytes
         ]
         states = _undominated(found, budget_bytes)
@@ -82,10 +84,6 @@ def least_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _while_running(held: int, place: Place, option: Option) -> int:
-    return held + max(place.forward_bytes + option.forward_bytes, place.backward_bytes + option.backward_bytes)
 
 
 def _undominated(states: list[State], budget_bytes: int) -> list[State]:
@@ -210,9 +208,7 @@ def _solved(
     for call, ways in options.items():
         add(1, 1, {column[call, i]: 1.0 for i in range(len(ways))})
     for row in dict.fromkeys(rows):
-        entries: dict[int, float] = {}
-        for call in row.stacks:
-            entries |= {column[call, i]: 0.0 for i in range(len(options[call]))}
+        entries: defaultdict[int, float] = defaultdict(float)
         for call in row.held:
             for i, way in enumerate(options[call]):
                 entries[column[call, i]] += way.held_bytes * SCALE

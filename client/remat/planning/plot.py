@@ -33,11 +33,6 @@ def runs(subject: Subject, plan: AnyPlan) -> list[Run]:
     return found
 
 
-def backward_op(subject: Subject) -> int | None:
-    """The number of the first op of the backward pass, where it is known."""
-    return subject.stages if isinstance(subject, Chain) else getattr(subject, "backward_from", None)
-
-
 def figure_of(panels: int) -> tuple[Any, list[Any]]:
     """A matplotlib figure with panels below each other, and their axes.
 
@@ -68,7 +63,7 @@ def draw_memory(axes: Any, subject: Subject, plan: AnyPlan, budget_bytes: int, t
         edges = [0.0, *(run.end_ns / 1e6 for run in found)]
         axes.stairs([run.memory_bytes / 2**20 for run in found], edges, label=label, color=color, linewidth=1.2)
     axes.axhline(budget_bytes / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
-    first = backward_op(subject)
+    first = subject.stages if isinstance(subject, Chain) else getattr(subject, "backward_from", None)
     start = next((run.start_ns for run in planned if first is not None and (run.op or 0) >= first), None)
     if start is not None:
         axes.axvline(start / 1e6, color="black", linestyle=":", linewidth=1, label="backward pass begins")

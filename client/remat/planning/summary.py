@@ -115,26 +115,6 @@ def memory_svg(plain: Sequence[int], planned: Sequence[int], budget: int) -> str
     )
 
 
-class Move(NamedTuple):
-    """A copy of a value over the link: when it begins and ends, in ns from the start of the step."""
-
-    value: int
-    out: bool
-    begin_ns: int
-    end_ns: int
-
-
-def moves(graph: Graph, plan: Plan) -> list[Move]:
-    """The copies that a plan starts, in the order of its steps."""
-    found = []
-    for moment in replay(graph, plan):
-        step = plan.steps[moment.step]
-        if isinstance(step, Offload | Prefetch):
-            assert moment.copy_ns is not None
-            found.append(Move(step.value, isinstance(step, Offload), *moment.copy_ns))
-    return found
-
-
 def moved(subject: Subject, plan: object) -> str:
     """What a plan keeps on the host, in words; empty where it moves nothing.
 
@@ -152,7 +132,7 @@ def moved(subject: Subject, plan: object) -> str:
 
 
 class Journey(NamedTuple):
-    """A value's stay on the host: when it is copied out, and back; None where it is not."""
+    """A value's stay on the host: when it is copied out, and back, in ns from the step's start; None: it is not."""
 
     value: int
     out_ns: tuple[int, int]
@@ -163,13 +143,14 @@ def journeys(graph: Graph, plan: Plan) -> list[Journey]:
     """The stays on the host of a plan's values, in the order in which they begin."""
     found: list[Journey] = []
     latest: dict[int, int] = {}
-    for move in moves(graph, plan):
-        span = (move.begin_ns, move.end_ns)
-        if move.out:
-            latest[move.value] = len(found)
-            found.append(Journey(move.value, span, None))
-        else:
-            found[latest[move.value]] = found[latest[move.value]]._replace(back_ns=span)
+    for moment in replay(graph, plan):
+        step = plan.steps[moment.step]
+        if isinstance(step, Offload):
+            assert moment.copy_ns is not None
+            latest[step.value] = len(found)
+            found.append(Journey(step.value, moment.copy_ns, None))
+        elif isinstance(step, Prefetch):
+            found[latest[step.value]] = found[latest[step.value]]._replace(back_ns=moment.copy_ns)
     return found
 
 
