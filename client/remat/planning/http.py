@@ -64,13 +64,6 @@ class Unusable(ValueError):
     """A body that inflates, or would be parsed, beyond the bound, or in an encoding that was not asked for."""
 
 
-def compressed(body: bytes) -> tuple[bytes, str | None]:
-    """The body to send and its Content-Encoding, None for a small one."""
-    if len(body) <= COMPRESS_ABOVE:
-        return body, None
-    return zstd.compress(body), "zstd"
-
-
 class Body:
     """The body of a reply, from pieces that have been inflated, of a bounded size each.
 
@@ -128,12 +121,6 @@ class Reply(NamedTuple):
     data: Any
 
 
-def common_headers(api_key: str | None) -> dict[str, str]:
-    """What every request carries."""
-    headers = {"Accept": "application/json", "Accept-Encoding": ACCEPTED_ENCODING, "User-Agent": "remat"}
-    return headers if api_key is None else {**headers, "Authorization": f"Bearer {api_key}"}
-
-
 class Call:
     """One logical call, whoever carries it: it sends a JSON value, or nothing where it is neither POST nor PUT.
 
@@ -161,10 +148,11 @@ class Call:
         self.params, self.headers = dict(params or {}), dict[str, str]()
         self.content: bytes | None = None
         if method in ("POST", "PUT"):
-            text = json.dumps({} if body is None else body, separators=(",", ":")).encode()
-            self.content, how = compressed(text)
+            self.content = json.dumps({} if body is None else body, separators=(",", ":")).encode()
             self.headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
-            self.headers |= {} if how is None else {"Content-Encoding": how}
+            if len(self.content) > COMPRESS_ABOVE:
+                self.content = zstd.compress(self.content)
+                self.headers["Content-Encoding"] = "zstd"
 
     @property
     def name(self) -> str:
@@ -208,10 +196,6 @@ class Call:
             return error.status in RETRIED
         return not isinstance(error, InvalidResponse)
 
-    def longest_pause_s(self, error: ServiceError) -> float:
-        """The most that is added to what the service advises before the next attempt."""
-        return LONGEST_AWAY_PAUSE_S if self.waits_for(error) else LONGEST_PAUSE_S
-
     def waits_for(self, error: ServiceError) -> bool:
         """Whether a service that failed so is away, and is to be waited for."""
         away = isinstance(error, Unreachable) or (isinstance(error, ServiceFailed) and error.status in AWAY)
@@ -230,10 +214,6 @@ def come_back_s(reply: Reply, asked_s: float, held_s: float, give_up_at: float) 
     return max(
         0.0, min(FIRST_PAUSE_S / 2 if advised is None else advised, MOST_PATIENCE_S, give_up_at - time.monotonic())
     )
-
-
-NO_REPLY = (httpx2.TransportError, httpx2.DecodingError, Unusable, TimeoutError)
-"""What an attempt without a reply raises."""
 
 
 def _first_cause(error: BaseException) -> str:
@@ -258,12 +238,10 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
         data = parse(raw)
     except InvalidData:
         data = None
+    told = data if isinstance(data, dict) else {}
     status, request_id = reply.status_code, _request_id(reply, data)
-    said = ""
-    if isinstance(data, dict):
-        said = str(data.get("detail") or data.get("title") or "")[:500]
+    said = str(told.get("detail") or told.get("title") or "")[:500]
     message = f"{base_url} answered {call} with {status}" + (f": {said}" if said else "")
-    pointer = str(data.get("pointer") or "") if isinstance(data, dict) else ""
     if status >= 500:
         return ServiceFailed(message, status=status, request_id=request_id, retry_after_s=_retry_after(reply.headers))
     if status == 429:
@@ -275,6 +253,7 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
     if status in (404, 410):
         return NotFound(message, status=status, request_id=request_id)
     if status >= 400:
+        pointer = str(told.get("pointer") or "")
         return Refused(message, status=status, pointer=pointer, request_id=request_id)
     return InvalidResponse(f"{message}, which remat does not expect", request_id=request_id)
 
@@ -313,9 +292,12 @@ class AsyncHttp:
         self.base_url, self.timeouts, self.retries = base_url, timeouts or Timeouts(), retries
         self._sleep = sleep
         self._away_since: float | None = None
+        headers = {"Accept": "application/json", "Accept-Encoding": ACCEPTED_ENCODING, "User-Agent": "remat"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
         self._client = httpx2.AsyncClient(
             base_url=base_url,
-            headers=common_headers(api_key),
+            headers=headers,
             transport=transport,
             follow_redirects=False,
             trust_env=transport is None,
@@ -366,30 +348,29 @@ class AsyncHttp:
             log.warning("%s; waiting for the service, %.0f s at most", _error(state), left)
 
     async def _once(self, call: Call) -> Reply:
-        try:
-            async with asyncio.timeout(call.seconds()):
-                raw, reply = await self._exchange(call)
-        except NO_REPLY as error:
-            raise call.failed(error) from None
-        return await asyncio.to_thread(call.read, reply, raw) if len(raw) > MUCH else call.read(reply, raw)
-
-    async def _exchange(self, call: Call) -> tuple[bytes, httpx2.Response]:
-        """One request and its reply's whole body, inflated."""
+        """One request, and what its reply says once the whole body has been read and inflated."""
         timeouts = call.timeouts
-        async with self._client.stream(
-            call.method,
-            call.path,
-            content=call.content,
-            params=call.params,
-            headers=call.headers,
-            timeout=httpx2.Timeout(
-                timeouts.connect, read=timeouts.read + call.wait_s, write=timeouts.write, pool=timeouts.connect
-            ),
-        ) as reply:
-            body = Body(reply.headers.get("Content-Encoding", ""))
-            async for piece in reply.aiter_bytes():
-                body.add(piece)
-        return body.whole(), reply
+        try:
+            async with (
+                asyncio.timeout(call.seconds()),
+                self._client.stream(
+                    call.method,
+                    call.path,
+                    content=call.content,
+                    params=call.params,
+                    headers=call.headers,
+                    timeout=httpx2.Timeout(
+                        timeouts.connect, read=timeouts.read + call.wait_s, write=timeouts.write, pool=timeouts.connect
+                    ),
+                ) as reply,
+            ):
+                body = Body(reply.headers.get("Content-Encoding", ""))
+                async for piece in reply.aiter_bytes():
+                    body.add(piece)
+        except (httpx2.TransportError, httpx2.DecodingError, Unusable, TimeoutError) as error:
+            raise call.failed(error) from None
+        raw = body.whole()
+        return await asyncio.to_thread(call.read, reply, raw) if len(raw) > MUCH else call.read(reply, raw)
 
 
 MUCH = 1 << 20
@@ -406,7 +387,8 @@ def _pause(call: Call, state: RetryCallState) -> float:
     """Seconds before the next attempt. What the service advises is a floor; the jitter above it keeps many ranks from
     coming back in one instant."""
     error = _error(state)
-    jittered = wait_random_exponential(multiplier=FIRST_PAUSE_S, max=call.longest_pause_s(error))(state)
+    longest = LONGEST_AWAY_PAUSE_S if call.waits_for(error) else LONGEST_PAUSE_S
+    jittered = wait_random_exponential(multiplier=FIRST_PAUSE_S, max=longest)(state)
     return jittered + (error.retry_after_s or 0.0)
 
 
