@@ -48,6 +48,20 @@ def answer_of(reply: Reply) -> Answer:
         raise InvalidResponse(f"the service's reply about a solve is not an answer: {error}") from None
 
 
+def search_of(reply: Reply) -> dict[str, Any]:
+    """The document of a search for the largest batch, in a reply to a call about it.
+
+    Raises:
+        InvalidResponse: it is none.
+    """
+    data = reply.data
+    numbers = ("best_batch", "bound", "most_cost_ns")
+    fine = isinstance(data, dict) and isinstance(data.get("id"), str) and isinstance(data.get("ended"), bool)
+    if not fine or any(type(data.get(name)) not in (int, type(None)) for name in numbers):
+        raise InvalidResponse("the service's reply to a search for the largest batch is none")
+    return dict(data)
+
+
 class Until(TypedDict, total=False):
     """Moments of `time.monotonic()`, as in `Http.call`."""
 
@@ -57,7 +71,7 @@ class Until(TypedDict, total=False):
 
 def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, **until: Unpack[Until]) -> Answer:
     """What a solve's answer is by now, or by the end of `wait_s` seconds."""
-    return answer_of(_held(http, polling(solve_id, wait_s), until))
+    return answer_of(held(http, polling(solve_id, wait_s), **until))
 
 
 def cancel(http: Http, solve_id: str, **until: Unpack[Until]) -> Answer:
@@ -87,21 +101,6 @@ def start_sweep(
     if len(solve_ids) != len(budgets) or not all(isinstance(each, str) for each in (sweep_id, *solve_ids)):
         raise InvalidResponse("the service's reply to a sweep has not one solve for each budget")
     return str(sweep_id), solve_ids
-
-
-def start_max_batch(http: Http, body: Mapping[str, Any], **until: Unpack[Until]) -> dict[str, Any]:
-    """POST a search for the largest batch: its document, under way."""
-    return _search(http.call("POST", "/v1/max-batch", body=body, **until))
-
-
-def poll_max_batch(http: Http, search_id: str, *, wait_s: float = 0.0, **until: Unpack[Until]) -> dict[str, Any]:
-    """GET a search, held by the service for up to `wait_s` seconds until it ends."""
-    return _search(_held(http, polling(search_id, wait_s, "max-batch"), until))
-
-
-def cancel_max_batch(http: Http, search_id: str, **until: Unpack[Until]) -> dict[str, Any]:
-    """End a search with what it has found and proved."""
-    return _search(http.call(**cancellation(search_id, "max-batch"), **until))
 
 
 @contextmanager
@@ -176,7 +175,7 @@ def ready(http: Http) -> float:
     return time.monotonic() - start
 
 
-def _held(http: Http, call: dict[str, Any], until: Until) -> Reply:
+def held(http: Http, call: dict[str, Any], **until: Unpack[Until]) -> Reply:
     """The reply to a long poll; after one that came early, as a stopping service gives it, it is waited as advised."""
     began = time.monotonic()
     reply = http.call(**call, **until)
@@ -197,15 +196,6 @@ def _segment(solve_id: str) -> str:
     if not solve_id or len(solve_id) > 100 or not all(c.isalnum() or c in "-_" for c in solve_id):
         raise InvalidData(f"{solve_id[:40]!r} is not the id of a solve")
     return solve_id
-
-
-def _search(reply: Reply) -> dict[str, Any]:
-    data = reply.data
-    numbers = ("best_batch", "bound", "most_cost_ns")
-    fine = isinstance(data, dict) and isinstance(data.get("id"), str) and isinstance(data.get("ended"), bool)
-    if not fine or any(type(data.get(name)) not in (int, type(None)) for name in numbers):
-        raise InvalidResponse("the service's reply to a search for the largest batch is none")
-    return dict(data)
 
 
 def _profiles(reply: Reply, asked: set[str]) -> dict[str, tuple[int, int]]:

@@ -335,8 +335,9 @@ def largest_batch(
     body |= {"method": options.method, "time_limit_s": options.time_limit_s}
     if options.name is not None:
         body["name"] = options.name
-    wait_until = started + total_s
-    found = service.start_max_batch(planner.http, body, give_up_at=give_up_at, wait_until=wait_until)
+    http, wait_until = planner.http, started + total_s
+    reply = http.call("POST", "/v1/max-batch", body=body, give_up_at=give_up_at, wait_until=wait_until)
+    found = service.search_of(reply)
     search_id, seen = found["id"], None
     while not found["ended"]:
         known = _known_batch(found, None, started)
@@ -344,16 +345,16 @@ def largest_batch(
             seen = (known.batch, known.bound)
             on_step(known)
         if time.monotonic() > give_up_at:
-            found = service.cancel_max_batch(planner.http, search_id, give_up_at=time.monotonic() + 5.0)
+            stop = service.cancellation(search_id, "max-batch")
+            found = service.search_of(http.call(**stop, give_up_at=time.monotonic() + 5.0))
             break
-        found = service.poll_max_batch(
-            planner.http, search_id, wait_s=_BATCH_POLL_S, give_up_at=give_up_at, wait_until=give_up_at
-        )
+        poll = service.polling(search_id, _BATCH_POLL_S, "max-batch")
+        found = service.search_of(service.held(http, poll, give_up_at=give_up_at, wait_until=give_up_at))
     known = _known_batch(found, _batch_plan(planner, family, found, give_up_at), started)
     proof = None
     for batch, solve in zip(found.get("batches", ()), found.get("solves", ()), strict=False):
         if batch == known.bound + 1:
-            proof = service.poll(planner.http, str(solve.get("id")), wait_until=give_up_at).proof or proof
+            proof = service.poll(http, str(solve.get("id")), wait_until=give_up_at).proof or proof
     certain = family.impossible(known.bound + 1, known.most_cost_ns, proof)
     return replace(known, proof=proof if certain else None, claimed_by=None if certain else SERVICE)
 
