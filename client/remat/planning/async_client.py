@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 from typing import Unpack
 
 import httpx2
@@ -69,9 +68,7 @@ class AsyncRemat:
     async def __aenter__(self) -> AsyncRemat:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress as Display
@@ -112,9 +111,7 @@ class Phases:
         self._display.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._display.stop()
         self._over()
 
