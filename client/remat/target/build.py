@@ -19,7 +19,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,11 +35,6 @@ from ..device_flags import of_generation
 from .configs import by_config, config_of
 
 HALVES = (torch.float16, torch.bfloat16)
-
-
-def chosen_attention() -> AbstractContextManager[Any]:
-    """Inside, attention on a CUDA device becomes the kernels of its choice, which differentiate as there."""
-    return fake_cuda.replaced("scaled_dot_product_attention", ("CUDA", "AutogradCUDA"), _attention)
 
 
 def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, gqa: bool) -> str:
@@ -151,23 +145,27 @@ def in_dtype(make_model: Callable[..., Any], dtype: str | None) -> Callable[...,
         return make_model
     kind = dtype_of(dtype)
 
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(kind) if tensor.is_floating_point() else tensor
+
     @functools.wraps(make_model)
     def made(*args: Any, **kwargs: Any) -> Any:
         found = make_model(*args, **kwargs)
         if not isinstance(found, (tuple, list)) or not isinstance(found[0], torch.nn.Module):
             return found  # `build` says what is wrong with it
-        return found[0].to(kind), *(_cast(value, kind) for value in found[1:])
+        return found[0].to(kind), *(_changed(value, cast) for value in found[1:])
 
     made.__signature__ = inspect.signature(make_model)  # type: ignore[attr-defined]
     return made
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same with the tensors in it changed."""
+    if isinstance(value, Tensor):
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: _cast(item, dtype) for name, item in value.items()}
-    return type(value)(_cast(item, dtype) for item in value) if type(value) in (tuple, list) else value
+        return {name: _changed(item, change) for name, item in value.items()}
+    return type(value)(_changed(item, change) for item in value) if type(value) in (tuple, list) else value
 
 
 @contextlib.contextmanager
@@ -284,7 +282,9 @@ def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> I
             stack.enter_context(fake_cuda.fake_cuda(device))
         except NotImplementedError as error:
             raise InvalidData(str(error)) from error
-        stack.enter_context(chosen_attention())
+        # attention becomes the kernels of the device's choice, which differentiate as there
+        kinds = "CUDA", "AutogradCUDA"
+        stack.enter_context(fake_cuda.replaced("scaled_dot_product_attention", kinds, _attention))
         stack.enter_context(of_generation(capability))
         yield
 
@@ -333,7 +333,7 @@ def build(
     mode = _compat.FakeTensorMode(allow_non_fake_inputs=True)
     faked = _Faked(mode, device)
     faked.module(model)
-    args, kwargs = faked.value(tuple(args)), faked.value(dict(kwargs))
+    args, kwargs = _changed(tuple(args), faked.tensor), _changed(dict(kwargs), faked.tensor)
     return Built(model.train(), args, CacheSwitch(model).planned(args, kwargs), device)
 
 
@@ -366,16 +366,6 @@ class _Faked:
             found.requires_grad_()
         self._made[id(tensor)] = tensor, found
         return found
-
-    def value(self, value: Any) -> Any:
-        """The same with the tensors in it exchanged."""
-        if isinstance(value, torch.Tensor):
-            return self.tensor(value)
-        if isinstance(value, Mapping):
-            return {name: self.value(item) for name, item in value.items()}
-        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-            return type(value)(self.value(item) for item in value)
-        return value
 
 
 def said(error: Exception) -> str:
