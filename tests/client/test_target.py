@@ -204,9 +204,9 @@ def test_recorded_costs_count_where_the_device_says_under_which_name(script: Pat
     kernels = dataflow(captured.joint, captured.forward_outputs).kernels
     wanted = signature(kernels[3])
     priced = price(kernels, replace(target_of("h100"), profiles="cuda this kind"), Table())
-    assert priced.recorded == 1
+    assert priced.profiled.shared == 1
     assert priced.profiled.kernels[kernels[3]] == (77, 5)
-    assert price(kernels, target_of("h100"), Table()).recorded == 0
+    assert price(kernels, target_of("h100"), Table()).profiled.shared == 0
 
 
 CLASS = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda pair: (min(pair), max(pair)))

@@ -304,31 +304,23 @@ class BatchSearch:
             return self.steps[batch].graph
         lower = [b for b in self.steps if b < batch]
         upper = [b for b in self.steps if b > batch]
-        if lower and upper:
-            one, other = max(lower), min(upper)
-        elif lower:
-            other = max(lower)
-            one = min(lower)
-        else:
-            one, other = min(upper), max(upper)
+        one, other = (max(lower), min(upper)) if lower and upper else (min(self.steps), max(self.steps))
         return between((one, self.steps[one].graph), (other, self.steps[other].graph), batch)
 
     def _step(self, batch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         if batch not in self.steps:
             like = next(iter(self.steps.values()), None)
             extra = {"optimizer state": self.job.update().throughout_bytes}
-            table = self.planner.profiles
-            functional, before = self.asking.functional_ops, self.device.requested_bytes()
-            again = self.asking.recompute_collectives
+            before = self.device.requested_bytes()
             step = training_step(
                 self.model,
                 args,
                 kwargs,
-                table=table,
+                table=self.planner.profiles,
                 extra=extra,
                 like=like,
-                functional=functional,
-                collectives_again=again,
+                functional=self.asking.functional_ops,
+                collectives_again=self.asking.recompute_collectives,
             )
             self.kept += max(0, self.device.requested_bytes() - before)
             if like is not None and not same_structure(like.graph, step.graph):

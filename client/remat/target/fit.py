@@ -268,9 +268,11 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
 
 def _fit(asked: Asked, release: bool, parts: Parts) -> Fit:
     """The figures, with gradients released or not; once the step is captured, each part by itself."""
+    last: TargetStep | None = None
 
-    def at(size: int | None, like: TargetStep | None = None) -> TargetStep:
-        return target_step(
+    def at(size: int | None) -> TargetStep:
+        nonlocal last  # the first may have a batch of one, whose kernels are others
+        last = target_step(
             asked.make_model,
             asked.target,
             batch=size,
@@ -278,9 +280,10 @@ def _fit(asked: Asked, release: bool, parts: Parts) -> Fit:
             release_gradients=release,
             parallel=str(asked.parallel),
             table=asked.planner.profiles,
-            like=like,
+            like=last,
             phase=asked.phase,
         )
+        return last
 
     start, time_limit_s = time.perf_counter(), asked.options.time_limit_s
     first, memory = at(asked.batch), asked.memory_bytes
@@ -307,15 +310,8 @@ def _fit(asked: Asked, release: bool, parts: Parts) -> Fit:
     largest_planned: Batch | None = None
     if asked.batch_is_free:
         asked.phase(f"looking for the largest batch; {known}")
-        last = first
-
-        def like_the_last(size: int) -> Graph:
-            nonlocal last  # the first may have a batch of one, whose kernels are others
-            last = at(size, last)
-            return last.graph
-
         search = GraphBatches(
-            like_the_last,
+            lambda size: at(size).graph,
             None if asked.known_batch is None else (asked.known_batch, graph),
             memory,
             asked.max_overhead,

@@ -17,7 +17,6 @@ from ..capture.dataflow import tensors
 from ..compile.plans import Point, curve, point_of, solved
 from ..device import NAMED
 from ..pipelines.choice import (
-    Combination,
     Passed,
     Place,
     buffers_bytes,
@@ -93,10 +92,6 @@ class Rank:
         self.fixed_bytes = sum(self.fixed.values())
         self.update_bytes = self.fixed_bytes + update.beside_bytes
 
-    def combinations(self, budget: int) -> list[Combination]:
-        """What its stages may take together inside a budget, fixed bytes included."""
-        return combinations(self.places, self.options, budget - self.fixed_bytes)
-
     @property
     def options(self) -> list[list[Option]]:
         """[stages] of all known plans, what each comes to."""
@@ -133,18 +128,13 @@ class Rank:
                 self.points[index].append(found)
 
 
-@dataclass(frozen=True, eq=False)
 class Pipeline:
-    """The ranks of a pipeline, whose stages have the plans that they may take."""
+    """The ranks of a pipeline, whose stages have the plans that they may take; none are known at first."""
 
-    actions: Actions
-    ranks: Sequence[Rank]
-
-    @classmethod
-    def of(cls, actions: Actions, stages: Mapping[int, Stage], updates: Sequence[Update]) -> Pipeline:
-        """Stages on their ranks, of which no plans are known yet."""
+    def __init__(self, actions: Actions, stages: Mapping[int, Stage], updates: Sequence[Update]) -> None:
+        self.actions = actions
         given = zip(actions.runs, actions.numbers, updates, strict=True)
-        return cls(actions, [Rank(runs, {n: stages[n] for n in mine}, u, actions) for runs, mine, u in given])
+        self.ranks = [Rank(runs, {n: stages[n] for n in mine}, u, actions) for runs, mine, u in given]
 
     def know(self, plans: Mapping[int, Sequence[Plan]]) -> None:
         """Plans of the stages, by number, that were made for other sizes or for these."""
@@ -171,7 +161,7 @@ class Pipeline:
 
     def chosen(self, budget: int) -> tuple[int, list[tuple[int, ...]]] | None:
         """The least makespan inside a budget of each rank, and the plans that each rank's stages take."""
-        found = [rank.combinations(budget) for rank in self.ranks]
+        found = [combinations(rank.places, rank.options, budget - rank.fixed_bytes) for rank in self.ranks]
         if not all(found):
             return None
         choice = choose(self.actions.timeline, self.actions.numbers, found)
@@ -449,7 +439,7 @@ class PipelineBatches:
         return largest_that(self._promised, self._overhead, self._asked.max_overhead)
 
     def _at(self, stages: Mapping[int, Stage]) -> Pipeline:
-        return Pipeline.of(self._actions, stages, self._updates)
+        return Pipeline(self._actions, stages, self._updates)
 
     def _promised(self, size: int) -> bool:
         """Whether plans of the first micro-batch are good enough at another."""
@@ -479,13 +469,24 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
     actions = Actions(named(parallel.schedule, parallel.pp, parallel.micros))
     stages = captured_stages(asked, actions, asked.batch)
     updates = [Update.of([stages[n] for n in mine], asked.optimizer) for mine in actions.numbers]
-    pipeline = Pipeline.of(actions, stages, updates)
+    pipeline = Pipeline(actions, stages, updates)
     asked.phase("planning all stages at several bounds")
     pipeline.plan()
     asked.phase("planning for the device's memory")
     picked, plain_ns = pipeline.planned(asked), pipeline.plain_ns
-    ranks = _ranks(pipeline, None if picked is None else picked[1])
-    curve = _curve(pipeline, max(rank.least_bytes for rank in ranks), plain_ns)
+    ranks = tuple(
+        RankFit(
+            tuple(rank.stages),
+            rank.fixed,
+            rank.plain_bytes,
+            rank.least_bytes,
+            None if picked is None else rank.planned_bytes(picked[1][number]),
+            rank.update_bytes,
+        )
+        for number, rank in enumerate(pipeline.ranks)
+    )
+    budgets = curve_budgets(max(rank.least_bytes for rank in ranks), pipeline.plain_bytes)
+    curve = tuple(_answer(budget, pipeline.chosen(budget), plain_ns) for budget in budgets)
     whole = _answer(asked.memory_bytes, picked, plain_ns)
     parts = Parts()
     largest_plain: int | None = None
@@ -516,22 +517,6 @@ def fit_pipeline(asked: Asked) -> PipelineFit:
         parts.unknown(),
         unsized(node for stage in stages.values() for node in stage.step.operations.flow.kernels),
     )
-
-
-def _ranks(pipeline: Pipeline, picked: Sequence[tuple[int, ...]] | None) -> tuple[RankFit, ...]:
-    """What each rank needs, and by the plans that were picked."""
-    found = []
-    for number, rank in enumerate(pipeline.ranks):
-        planned = None if picked is None else rank.planned_bytes(picked[number])
-        sizes = rank.plain_bytes, rank.least_bytes, planned, rank.update_bytes
-        found.append(RankFit(tuple(rank.stages), rank.fixed, *sizes))
-    return tuple(found)
-
-
-def _curve(pipeline: Pipeline, low: int, plain_ns: int) -> tuple[Answer, ...]:
-    """What the same budget for each rank leads to, from the least one to the plain peak."""
-    budgets = curve_budgets(low, pipeline.plain_bytes)
-    return tuple(_answer(budget, pipeline.chosen(budget), plain_ns) for budget in budgets)
 
 
 def curve_budgets(least: int, plain: int) -> list[int]:

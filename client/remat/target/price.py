@@ -48,15 +48,13 @@ class Priced(NamedTuple):
     """The prices of a step's kernels.
 
     Attributes:
-        profiled: as a measurement would have them.
+        profiled: as a measurement would have them; `shared` counts the kinds of kernels that have a recorded cost.
         classes: the class of each kernel.
-        recorded: how many kinds of kernels have a recorded cost, of `profiled.signatures`.
         words: where the prices are from, and what they leave out.
     """
 
     profiled: Profiled
     classes: Mapping[fx.Node, str]
-    recorded: int
     words: str
 
 
@@ -92,7 +90,7 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
     if recorded:
         words = f"{len(recorded)} of {len(first)} kinds of kernels recorded on {target.name}, the others from {words}"
     without = unsized(node for text, node in first.items() if text not in recorded)
-    return Priced(profiled, classes, len(recorded), "; ".join(filter(None, (words, without))))
+    return Priced(profiled, classes, "; ".join(filter(None, (words, without))))
 
 
 def class_of(operator: Any) -> str:
@@ -207,7 +205,6 @@ def spread(recomputed_ns: Mapping[str, int], total_ns: Mapping[str, int], within
     names = sorted(name for name in total_ns if total_ns[name])
     # ordered by how much of a class is computed again: the extremes raise all classes from some place on
     names.sort(key=lambda name: recomputed_ns.get(name, 0) / total_ns[name])
-    found = [0.0]
     ends = []
     for cut in range(len(names) + 1):
         for low, high in ((1 - within, 1 + within), (1 + within, 1 - within)):
@@ -215,4 +212,4 @@ def spread(recomputed_ns: Mapping[str, int], total_ns: Mapping[str, int], within
             whole = sum(factors[name] * total_ns[name] for name in names)
             again = sum(factors[name] * recomputed_ns.get(name, 0) for name in names)
             ends.append(again / whole if whole else 0.0)
-    return min(ends, default=found[0]), max(ends, default=found[0])
+    return min(ends), max(ends)
