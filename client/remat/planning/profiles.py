@@ -95,8 +95,7 @@ class DiskProfiles(ProfileTable):
         A folder that cannot be written leaves the caller's own standing.
         """
         stands: dict[str, Profile] = {}
-        for signature, offered in sorted(profiles.items()):
-            profile = Profile(*offered)
+        for signature, profile in sorted(profiles.items()):
             known = self._read(device, signature)
             if known is None or apart(known, profile):
                 self._write(device, signature, profile, replace_existing=known is not None)
@@ -182,18 +181,17 @@ class SharedProfiles(ProfileTable):
         except ServiceError as error:
             log.warning("the profile table is out of reach, this machine's own is used: %s", error)
             return self.disk.put(device, profiles)
-        own = {signature: Profile(*offered) for signature, offered in profiles.items()}
-        doubted = sorted(signature for signature, stood in stands.items() if apart(stood, own[signature]))
+        doubted = sorted(signature for signature, stood in stands.items() if apart(stood, profiles[signature]))
         if doubted:
             first = doubted[0]
             log.warning(
                 "the profile table says %s of kernel %s, which measures %s here; of %d such kernels our own count",
                 tuple(stands[first]),
                 first,
-                tuple(own[first]),
+                tuple(profiles[first]),
                 len(doubted),
             )
-        return {**own, **{signature: stood for signature, stood in stands.items() if signature not in doubted}}
+        return {**profiles, **{signature: stood for signature, stood in stands.items() if signature not in doubted}}
 
 
 def apart(stands: Profile, measured: Profile) -> bool:

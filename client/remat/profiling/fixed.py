@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,13 +34,9 @@ def resident(module: nn.Module, inputs: object, constants: Mapping[Any, torch.Te
 
 def existing_gradients(module: nn.Module) -> int:
     """Bytes of gradients that are there before the step, those included that fully_shard has not reduced yet."""
-    found: dict[int, int] = {}
+    own = (p.grad for p in module.parameters() if p.is_leaf)
     apart = [tensor for part in module.modules() for tensor in _compat.unreduced_by_fsdp(part)[1]]
-    for gradient in (*(p.grad for p in module.parameters() if p.is_leaf), *apart):
-        if isinstance(gradient, torch.Tensor):
-            gradient = here(gradient)
-            found[_compat.storage_key(gradient)] = storage_bytes(gradient)
-    return sum(found.values())
+    return distinct_bytes(g for g in (*own, *apart) if isinstance(g, torch.Tensor))
 
 
 def all_gradients(module: nn.Module) -> int:
@@ -68,13 +64,15 @@ def bytes_beside(tensors_of: Any, module: nn.Module) -> int:
     given = tensors_of.state_dict().values() if isinstance(tensors_of, nn.Module) else tensors_of
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     seen = {_compat.storage_key(here(t)) for t in (*module.parameters(), *module.buffers())}
-    found: dict[int, int] = {}
-    for tensor in map(here, tensors(tuple(given))):
-        if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
-            found[_compat.storage_key(tensor)] = storage_bytes(tensor)
-    return sum(found.values())
+    there = (t for t in map(here, tensors(tuple(given))) if t.device.type == device.type)
+    return distinct_bytes(t for t in there if _compat.storage_key(t) not in seen)
 
 
 def here(tensor: Any) -> Any:
     """What of a tensor lies on this rank: the shard of one that is sharded (DTensor)."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def distinct_bytes(found: Iterable[torch.Tensor]) -> int:
+    """Bytes of what of some tensors lies on this rank, each storage once."""
+    return sum({_compat.storage_key(tensor): storage_bytes(tensor) for tensor in map(here, found)}.values())

@@ -91,12 +91,9 @@ def _like(fake: torch.Tensor, highest: int, device: torch.device) -> torch.Tenso
     shape, stride = [int(s) for s in fake.shape], [int(s) for s in fake.stride()]
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
     real = torch.empty(extent, dtype=fake.dtype, device=device)
-    if fake.dtype.is_floating_point or fake.dtype.is_complex:
-        if fake.dtype.itemsize >= 2:
-            # where probabilities, variances and logarithms' arguments all lie
-            real.uniform_(generator=generators.own(device))
-        else:
-            real.zero_()
+    if (fake.dtype.is_floating_point or fake.dtype.is_complex) and fake.dtype.itemsize >= 2:
+        # where probabilities, variances and logarithms' arguments all lie
+        real.uniform_(generator=generators.own(device))
     elif fake.dtype == torch.bool:
         real.fill_(True)
     elif highest > 0 and fake.dtype in (torch.int64, torch.int32):

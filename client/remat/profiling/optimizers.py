@@ -20,7 +20,7 @@ from remat_ir import InvalidData, readable
 from .. import _compat, generators
 from ..capture.dataflow import tensors
 from ..device import storage_bytes
-from .fixed import here
+from .fixed import distinct_bytes, here
 from .measure import Allocations
 
 log = logging.getLogger("remat")
@@ -286,9 +286,9 @@ def _small(parameter: torch.Tensor, most: int) -> torch.Tensor:
 
 def _bytes_of_state(state: Any) -> int:
     """Of all tensors in a state, those in lists and mappings too, next to the parameters that they are for."""
-    found: dict[int, int] = {}
-    for key, value in state.items():
-        for tensor in map(here, tensors(value)):
-            if not isinstance(key, torch.Tensor) or tensor.device.type == key.device.type:
-                found[_compat.storage_key(tensor)] = storage_bytes(tensor)
-    return sum(found.values())
+    return distinct_bytes(
+        tensor
+        for key, value in state.items()
+        for tensor in map(here, tensors(value))
+        if not isinstance(key, torch.Tensor) or tensor.device.type == key.device.type
+    )

@@ -125,16 +125,20 @@ def profile_kernels(
     for node, text in signature_of.items():
         by_signature.setdefault(text, node)
     device = device_kind(by_signature.values())
-    _warn_of(device, isinstance(device_of_values(by_signature.values()), Accelerator))
+    meta = device.startswith("meta ")
+    if meta:
+        log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
+    if isinstance(device_of_values(by_signature.values()), Accelerator) and BENCHMARK in risks():
+        log.warning(BENCHMARK)
     collectives = [n for n in kernels if _compat.is_collective(n.target)]
     known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     told: dict[str, Profile] = {}
     if table is not None:
         told = {s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature}
-        told = told if device.startswith("meta ") else believed(told, {s: [n] for s, n in by_signature.items()})
+        told = told if meta else believed(told, {s: [n] for s, n in by_signature.items()})
     doubted: dict[str, Profile | None] = {}
-    if table is not None and not device.startswith("meta ") and not sizes:  # at the first size it is looked at
+    if table is not None and not meta and not sizes:  # at the first size it is looked at
         doubted = _contradicted(told, by_signature, given or {}, table.alone)
         table.forget(device, doubted)
     known |= {s: m for s, m in told.items() if s not in doubted}
@@ -165,13 +169,6 @@ def profile_kernels(
     )
 
 
-def _warn_of(device: str, accelerator: bool) -> None:
-    if device.startswith("meta "):
-        log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
-    if accelerator and BENCHMARK in risks():
-        log.warning(BENCHMARK)
-
-
 def _shared(
     table: ProfileTable, device: str, fresh: Mapping[str, Profile], unmeasured: Collection[str]
 ) -> dict[str, Profile]:
@@ -186,7 +183,8 @@ def believed(found: Mapping[str, Profile], nodes: Mapping[str, Sequence[fx.Node]
 
     The rest is measured here as if it were unknown, and the log warns.
     """
-    fine = {s: m for s, m in found.items() if m.cost_ns >= _least_ns(nodes[s])}
+    least = {s: CALL_NS + sum(map(value_bytes, nodes[s])) // MOST_BYTES_PER_NS for s in found}
+    fine = {s: m for s, m in found.items() if m.cost_ns >= least[s]}
     if len(fine) < len(found):
         log.warning(
             "%d of %d costs in the profile table are less than any device needs; these kernels are measured here",
@@ -243,10 +241,6 @@ def _unlike(names: Sequence[str], told: Mapping[str, Profile], found: Mapping[st
 
 def _differs(one: int, other: int, factor: float) -> bool:
     return max(one, other) > factor * min(one, other) + NOISE_NS
-
-
-def _least_ns(nodes: Sequence[fx.Node]) -> int:
-    return CALL_NS + sum(map(value_bytes, nodes)) // MOST_BYTES_PER_NS
 
 
 def _fitted(kernels: Sequence[fx.Node], unknown: Mapping[str, fx.Node], sizes: Sequence[Profiled]) -> dict[str, int]:

@@ -50,9 +50,8 @@ class Room:
 
     def __init__(self, device: torch.device, budget: object, slack: float, coordinator: Coordinator) -> None:
         there = of(device)
-        known = isinstance(there, Accelerator) and not isinstance(budget, UnitBytes)
-        self.device = there if known and isinstance(there, Accelerator) else None
-        self.budget = int(budget / slack) if known and isinstance(budget, int) else None
+        self.device = there if isinstance(there, Accelerator) and not isinstance(budget, UnitBytes) else None
+        self.budget = int(budget / slack) if self.device is not None and isinstance(budget, int) else None
         self.outside = self._allocated = 0
         self.seen: int | None = None
         self._coordinator = coordinator

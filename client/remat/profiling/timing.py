@@ -121,9 +121,8 @@ def _samples(call: Callable[[], object], device: Device, crowd: torch.Tensor) ->
     found: list[float] = []
     begin = time.perf_counter_ns()
     while len(found) < SAMPLES and (not found or time.perf_counter_ns() - begin < LONGEST_NS):
-        found.append(
-            device.elapsed_ns(call, lambda: crowd.add_(1.0))
-        )  # what it makes is freed within the time, as it is in a step
+        # what it makes is freed within the time, as it is in a step
+        found.append(device.elapsed_ns(call, lambda: crowd.add_(1.0)))
     return found
 
 
