@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from remat.batch.search import between
+from remat.batch.largest import between
 from remat.cli import app
 from remat.cli.show import MARKERS, _colors, curve_chart, curve_picture, ways_picture
 from remat.errors import ServiceError

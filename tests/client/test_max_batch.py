@@ -8,8 +8,7 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
-from remat.batch.largest import LargestBatch, Try
-from remat.batch.search import between, most_overhead
+from remat.batch.largest import LargestBatch, Try, between, most_overhead
 from remat.errors import NothingFound, PlanningError
 from remat.planning.greedy import same_structure
 from remat.planning.sources import GreedyPlanner

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from remat_ir import Answer, Graph, Plan, Problem, plain_peak
 
-from ..batch.search import between, quick_look, within
+from ..batch.largest import between, quick_look, within
 from ..errors import CaptureError
 from ..planning.greedy import same_structure
 from ..planning.profiles import Profile
