@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remat.planning.checkpoints import STACKS, best_flags, checkpointed_plan, every_setting, numbered_blocks
+from remat.planning.checkpoints import STACKS, best_flags, evaluated, every_setting, numbered_blocks
 from remat_ir import Graph, InvalidData, Problem, graph_of, plain_peak, plain_plan, verify
 
 
@@ -32,9 +32,9 @@ def test_blocks_are_found_by_the_numbers_in_their_paths() -> None:
 def test_a_checkpointed_block_runs_again_at_once_up_to_what_is_needed() -> None:
     """Its result leads on, so it is saved; what is inside runs again when the backward pass comes to it."""
     graph = _network(2)
-    plan = checkpointed_plan(graph, [[0, 1], [2, 3]])
+    plan = evaluated(graph, "two blocks", [[0, 1], [2, 3]]).plan
     assert plan.computes == (0, 1, 2, 3, 2, 3, 4, 5, 0, 6, 7)
-    assert checkpointed_plan(graph, ()) == plain_plan(graph)
+    assert evaluated(graph, "none", ()).plan == plain_plan(graph)
 
 
 @pytest.mark.parametrize("stack", sorted(STACKS))

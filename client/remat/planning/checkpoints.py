@@ -143,7 +143,7 @@ def every_setting(graph: Graph, stack: str) -> list[Setting]:
 
 def evaluated(graph: Graph, flags: str, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Setting:
     """What checkpoints of chunks come to; its cost and peak are beyond any budget where an op must not run again."""
-    plan = checkpointed_plan(graph, chunks, saved)
+    plan = plan_of(graph, _checkpointed(graph, chunks, saved))
     try:
         return Setting(flags, plan, *verify(Problem(graph, _ANY), plan))
     except InvalidPlan:
@@ -180,11 +180,6 @@ def _series(graph: Graph) -> dict[str, dict[str, list[int]]]:
     if not series:
         raise InvalidData("the model has no numbered blocks, such as layers.0 and layers.1, for flags to name")
     return series
-
-
-def checkpointed_plan(graph: Graph, chunks: Chunks, saved: frozenset[int] = frozenset()) -> Plan:
-    """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, and some of its ops."""
-    return plan_of(graph, _checkpointed(graph, chunks, saved))
 
 
 def _checkpointed(graph: Graph, chunks: Chunks, saved: frozenset[int]) -> list[int]:

@@ -18,9 +18,6 @@ from remat_ir import InvalidData
 
 from ..planning.budget import bytes_of
 
-CLASSES = ("matmul", "convolution", "attention", "pointwise", "reduction", "gather", "other", "collective")
-"""Kinds of kernels whose prices are right or wrong together: see `remat.target.price.class_of`."""
-
 ACHIEVED: Mapping[str, float] = {
     "matmul": 0.70,  # of the peak of its dtype
     "convolution": 0.45,
@@ -31,6 +28,7 @@ ACHIEVED: Mapping[str, float] = {
     "other": 0.40,
     "collective": 1.0,  # priced by its own model: see `remat.profiling.collectives`
 }
+"""By kinds of kernels whose prices are right or wrong together: see `remat.target.price.class_of`."""
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
 
@@ -190,7 +188,7 @@ def _number(value: object, name: str) -> float:
 
 def _share(name: str, value: object) -> float:
     if name not in ACHIEVED:
-        raise InvalidData(f"achieved.{name} is none of the classes {', '.join(CLASSES)}")
+        raise InvalidData(f"achieved.{name} is none of the classes {', '.join(ACHIEVED)}")
     share = _number(value, f"achieved.{name}")
     if share > 1:
         raise InvalidData(f"achieved.{name} must be at most 1, not {value!r}")

@@ -94,7 +94,7 @@ def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None
 
 
 def class_of(operator: Any) -> str:
-    """The class of the kernels of an operator: one of `remat.target.devices.CLASSES`.
+    """The class of the kernels of an operator: one of those of `remat.target.devices.ACHIEVED`.
 
     Example:
         >>> class_of(torch.ops.aten.addmm.default), class_of(torch.ops.aten.gelu_backward.default)
