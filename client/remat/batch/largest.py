@@ -446,7 +446,21 @@ def max_batch(
     tries, best = _tried(search, limit // multiple_of + 1, most_tries, on_try)
     if best is None:
         raise _nothing(search, tries[-1])
-    return _largest(search, tries, *best)
+    found, answer = best
+    assert found.overhead is not None
+    assert found.predicted_bytes is not None
+    assert found.measured_bytes is not None
+    return LargestBatch(
+        found.batch,
+        found.budget_bytes,
+        found.overhead,
+        found.predicted_bytes,
+        found.measured_bytes,
+        answer,
+        tuple(tries),
+        tuple(sorted(search.steps)),
+        search.solves,
+    )
 
 
 def _check(
@@ -498,23 +512,6 @@ def _tried(
             if ceiling == 1:
                 break
     return tries, best
-
-
-def _largest(search: BatchSearch, tries: list[Try], found: Try, answer: Answer) -> LargestBatch:
-    assert found.overhead is not None
-    assert found.predicted_bytes is not None
-    assert found.measured_bytes is not None
-    return LargestBatch(
-        found.batch,
-        found.budget_bytes,
-        found.overhead,
-        found.predicted_bytes,
-        found.measured_bytes,
-        answer,
-        tuple(tries),
-        tuple(sorted(search.steps)),
-        search.solves,
-    )
 
 
 def _nothing(search: BatchSearch, tried: Try) -> Exception:

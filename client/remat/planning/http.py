@@ -125,6 +125,7 @@ class Call:
     """One logical call, whoever carries it: it sends a JSON value, or nothing where it is neither POST nor PUT.
 
     Args:
+        body: what is sent; None: an object without members.
         wait_s: seconds that the service was asked to hold the reply.
         give_up_at: the moment of `time.monotonic()` after which no attempt starts, and none goes on.
         wait_until: the moment up to which a service that is away is waited for, beyond the usual retries.
@@ -312,10 +313,7 @@ class AsyncHttp:
         """One logical call.
 
         Args:
-            given: as for `Call`: `body`, a JSON value to send; `params`; `wait_s`, seconds that the
-                service was asked to hold the reply; `give_up_at`, the moment of `time.monotonic()` after which no
-                attempt starts and none goes on; `wait_until`, the one up to which a service that is away is waited for,
-                beyond the usual retries.
+            given: as for `Call`.
 
         Raises:
             ServiceError: one of its kinds, with the service's request id where it gave one.

@@ -161,9 +161,8 @@ class SharedProfiles(ProfileTable):
         if local:
             local = self._offer(device, local)
         self.disk.put(device, shared)
-        return {
-            signature: shared.get(signature) or local[signature] for signature in asked if signature in shared | local
-        }
+        known = local | shared
+        return {signature: known[signature] for signature in asked if signature in known}
 
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """Offer profiles to the service and the disk; what now stands for each of them."""

@@ -29,7 +29,7 @@ from .collectives import collective_costs, no_collectives
 from .inputs import DEPTHS, arguments
 from .measure import Window
 from .roofline import outliers
-from .timing import VERSION, Costs, elements, fitted_cost, rounded, same_kernels, times
+from .timing import VERSION, elements, fitted_cost, rounded, same_kernels, times
 
 log = logging.getLogger("remat")
 
@@ -85,8 +85,8 @@ class Profiled(NamedTuple):
         )
 
     @property
-    def costs(self) -> Costs:
-        """The costs of the kernels that were measured."""
+    def costs(self) -> dict[fx.Node, int]:
+        """The costs in ns of the kernels that were measured, in the order in which they run."""
         apart = self.fitted | self.neighbours
         return {n: m.cost_ns for n, m in self.kernels.items() if n not in apart}
 

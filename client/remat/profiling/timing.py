@@ -178,7 +178,3 @@ def elements(node: fx.Node) -> int:
 def same_kernels(kernels: Sequence[fx.Node], others: Sequence[fx.Node]) -> bool:
     """Whether two steps run the same operators in the same order."""
     return [n.target for n in kernels] == [n.target for n in others]
-
-
-Costs = Mapping[fx.Node, int]
-"""What the kernels of a step were measured to cost, in ns, in the order in which they run."""
