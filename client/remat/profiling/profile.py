@@ -338,23 +338,24 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
     later ones reuse."""
     found: dict[str, Make] = {}
     for text, node in sorted(nodes.items()):
-        refused = ""
+        refused, what = "", f"{node.name} ({node.target})"
         for depth in DEPTHS:
             make = partial(_call, node, depth, given)
+            # a custom operator may hide collectives
+            alone: AbstractContextManager[object] = no_collectives(what) if is_unknown(node) else nullcontext()
             try:
-                with devices[text].guard(), _alone(node):
+                with devices[text].guard(), alone:
                     make()()
             except (RuntimeError, ValueError, IndexError) as error:
                 if device_failed(error) and not (depth and out_of_memory(error)):
                     why = str(error).partition("\n")[0]
                     if out_of_memory(error):
                         raise torch.OutOfMemoryError(
-                            f"{node.name} ({node.target}) does not fit into what is left of {devices[text].device}, "
+                            f"{what} does not fit into what is left of {devices[text].device}, "
                             f"where it is measured by itself on tensors of its own: {why}; give it smaller inputs, or "
                             "plan while less lives on the device"
                         ) from error
-                    text = f"{node.name} ({node.target}) cannot be measured: {why}"
-                    raise CaptureError(text, stages_may_do=True) from error
+                    raise CaptureError(f"{what} cannot be measured: {why}", stages_may_do=True) from error
                 refused = refused or str(error).partition("\n")[0]
             else:
                 found[text] = make
@@ -363,18 +364,12 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
             how = "on what precedes it makes" if text in found else "not at all, and taken for its neighbour in size"
             log.log(
                 logging.INFO if text in found else logging.WARNING,
-                "%s (%s) refuses made-up inputs (%s): it is measured %s",
-                node.name,
-                node.target,
+                "%s refuses made-up inputs (%s): it is measured %s",
+                what,
                 refused,
                 how,
             )
     return found
-
-
-def _alone(node: fx.Node) -> AbstractContextManager[object]:
-    """Refuses the collectives that a custom operator hides."""
-    return no_collectives(f"{node.name} ({node.target})") if is_unknown(node) else nullcontext()
 
 
 def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], object]:

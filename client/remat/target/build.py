@@ -106,12 +106,10 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """A mask as what is added to the scores: its rows padded to a multiple of 16 bytes, then expanded."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
-    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    alignment = 16
-    pad = -int(mask.shape[-1]) % alignment
+    pad = -int(mask.shape[-1]) % 16
     if pad and mask.shape[-1] == key.shape[2]:
         mask = torch.nn.functional.pad(mask, (0, pad))[..., : key.shape[2]]
-    return mask.expand(shape)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -205,7 +203,6 @@ class Built(NamedTuple):
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    device: torch.device
 
     @property
     def name(self) -> str:
@@ -334,7 +331,7 @@ def build(
     faked = _Faked(mode, device)
     faked.module(model)
     args, kwargs = _changed(tuple(args), faked.tensor), _changed(dict(kwargs), faked.tensor)
-    return Built(model.train(), args, CacheSwitch(model).planned(args, kwargs), device)
+    return Built(model.train(), args, CacheSwitch(model).planned(args, kwargs))
 
 
 class _Faked:
