@@ -18,10 +18,10 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat.planning.greedy import greedy_answer, plan_of_another_size
 from remat.planning.options import DEFAULT, SolveOptions
-from remat.planning.planner import planner_for
+from remat.planning.planner import CoordinatedPlanner
 from remat.planning.profiles import DiskProfiles
 from remat.planning.quick import quick_answer
-from remat.planning.sources import LocalPlanner
+from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.profiling import measure, profile
 from remat.profiling.timing import Timed, elements, fitted_cost, times
 from remat.training.enable import plans_of
@@ -242,9 +242,8 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(profile, "times", counted)
     module, table = Net(), DiskProfiles(tmp_path)
-    trained = remat.optimize(
-        module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=planner_for("greedy", profiles=table)
-    )
+    planner = CoordinatedPlanner(GreedyPlanner(), table)
+    trained = remat.optimize(module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=planner)
     for size in (256, 384, 64, 320):
         remat.plans_of(trained).plan_for((numbers(size, 64),))
     large, small, middle, outside, near = (

@@ -209,9 +209,8 @@ def planner_for(
     transport: httpx2.AsyncBaseTransport | None = None,
     timeouts: Timeouts | None = None,
     patience_s: float = PATIENCE_S,
-    profiles: ProfileTable | None = None,
 ) -> CoordinatedPlanner:
-    """The planner that an argument means.
+    """The planner that an argument means, with its service's table of measured costs, or this machine's own.
 
     Args:
         planner: None: the service of REMAT_BASE_URL if set, the local solver if installed, the greedy plan;
@@ -219,7 +218,6 @@ def planner_for(
             "greedy": the client's own plan; a `Planner`: that one, its answers checked. A `RankPlanner` stays as it is:
             ranks that fell back each by itself would run different plans.
         strict: raise at the first failure instead of falling back.
-        profiles: the table of measured costs; None is that of the service, or this machine's own.
 
     Raises:
         InvalidData: neither a planner nor one of these words, or "local" without a solver.
@@ -231,11 +229,11 @@ def planner_for(
         'optimal'
     """
     if isinstance(planner, CoordinatedPlanner):
-        return planner if profiles is None else CoordinatedPlanner(planner.asked, profiles, planner.coordinator)
+        return planner
     here = given or settings()
     disk = DiskProfiles(here.cache_dir / "profiles")
     if isinstance(planner, FallbackPlanner):
-        return CoordinatedPlanner(planner, profiles or disk)
+        return CoordinatedPlanner(planner, disk)
     memo: Memo | None = Memo(here.cache_dir / "answers")
     asked: list[Planner] = []
     if planner is not None and not isinstance(planner, str):
@@ -262,7 +260,7 @@ def planner_for(
         asked.append(GreedyPlanner())
     first = asked[0]
     table = SharedProfiles(first.http, disk) if isinstance(first, ServicePlanner) else disk
-    return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or table)
+    return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), table)
 
 
 def _refuse_no_planner(planner: object) -> None:
