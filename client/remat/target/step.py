@@ -118,10 +118,6 @@ class Parallel(NamedTuple):
                 "release_gradients does not go with dp, fsdp, cp or ep: ranks reduce gradients before updates"
             )
 
-    def of_update(self, update: UpdateMemory) -> UpdateMemory:
-        """What the optimizer's step takes on one rank."""
-        return UpdateMemory(*(ceil(size / self.fsdp) for size in update))
-
     def fixed(self, model: nn.Module) -> dict[str, int]:
         """Bytes that are there throughout on one rank besides those of a job on one, by what they are."""
         if self.dp > 1:
@@ -354,7 +350,7 @@ def target_step(
                 like=None if like is None else like.step,
             )
         )
-        update = spread_over.of_update(job.update())
+        update = UpdateMemory(*(ceil(size / spread_over.fsdp) for size in job.update()))  # of one rank
         seconds["price"] = step.profiled.seconds
         seconds["capture"] = time.perf_counter() - start - seconds["price"]
         names = built.name, name_of(built.model, built.args, built.kwargs)
