@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -21,11 +22,15 @@ from remat_ir import (
     InvalidPlan,
     Join,
     JoinPlan,
+    JoinVerb,
     Plan,
     Problem,
     Status,
     Verb,
+    permitted,
+    plan_of,
     verify,
+    without_unread,
 )
 
 from .. import generators
@@ -42,7 +47,6 @@ from ..planning.sources import OnProgress
 from ..profiling.fixed import bucket_bytes, bytes_beside, existing_gradients
 from ..profiling.optimizers import check_optimizer, update_blocks, update_memory
 from ..profiling.room import Room, rehearsed
-from .branches import backward_order, branches_of
 from .modules import ChainedModule, JoinedModule
 from .profile import ProfiledJoin, chain_of, join_of
 
@@ -218,18 +222,21 @@ def _join_plan(
     profiled: ProfiledJoin, budget_bytes: int, planner: Planner, asking: SolveOptions
 ) -> tuple[list[int], Answer] | None:
     """The optimal plan of the homogenized join in as many slots as fit the budget in bytes, and its backward order."""
+    message = "The optimal plan of the join of equal steps, in as many slots as fit in bytes."
     lengths = profiled.lengths
     low, high = len(lengths), sum(lengths) + len(lengths) + 1
     best: tuple[list[int], Answer] | None = None
     while low <= high:
         slots = (low + high) // 2
         found = _in_slots(profiled, slots, planner, asking)
-        answer = None if found is None else _verified(*found[1:], budget_bytes)
-        if found is not None and answer is not None:
-            best, low = (found[0], answer), slots + 1
-        elif found is None:
+        if found is None:
             low = slots + 1
-        else:
+            continue
+        order, graph, plan = found
+        try:
+            best = order, Answer.of_plan(Problem(graph, budget_bytes), plan, method="join", message=message)
+            low = slots + 1
+        except InvalidPlan:  # it is over the budget
             high = slots - 1
     return best
 
@@ -238,34 +245,53 @@ def _in_slots(
     profiled: ProfiledJoin, slots: int, planner: Planner, asking: SolveOptions
 ) -> tuple[list[int], Graph, Plan] | None:
     """The join's plan in so many slots as a backward order, the graph in that order and its plan; None if none fits."""
-    plain = [j for j in reversed(range(len(profiled.lengths))) for _ in range(profiled.lengths[j])]
-    found = branches_of(profiled.graph(plain))
-    assert found is not None, "the graph of branches is one"
-    join: Join = found.homogenized(slots)
+    join = homogenized(profiled, slots)
     problem = Problem(join, join.slots * join.slot_bytes)
     try:
-        steps = planner.plan(problem, replace(asking, method="join")).plan
+        plan = planner.plan(problem, replace(asking, method="join")).plan
     except RanksDiffer:
         raise
     except RematError as error:
         log.debug("no join plan in %d slots: %s", slots, error)
         return None
-    if not isinstance(steps, JoinPlan):
-        return None
-    order = backward_order(steps)
-    graph = profiled.graph(order)
-    again = branches_of(graph)
-    assert again is not None
-    return order, graph, again.plan(steps)
+    return branches_by(profiled, plan) if isinstance(plan, JoinPlan) else None
 
 
-def _verified(graph: Graph, plan: Plan, budget_bytes: int) -> Answer | None:
-    """The plan as an answer, or None where it is over the budget."""
-    message = "The optimal plan of the join of equal steps, in as many slots as fit in bytes."
-    try:
-        return Answer.of_plan(Problem(graph, budget_bytes), plan, method="join", message=message)
-    except InvalidPlan:
-        return None
+def homogenized(profiled: ProfiledJoin, slots: int) -> Join:
+    """The join of as many equal steps, each of the mean cost, in so many slots of the largest activation.
+
+    A backward step reads what its own stage made, so it counts a forward step, too: it runs right before.
+    """
+    lengths, count = profiled.lengths, sum(profiled.lengths)
+    graph = profiled.graph([j for j, length in enumerate(lengths) for _ in range(length)])
+    costs = graph.op_cost_ns
+    forward, backward = sum(costs[:count]), sum(costs[count + 3 :])
+    turn = sum(costs[count : count + 3])  # the head, the incoming gradient, the head's backward step
+    sizes = [graph.value_bytes[v] for op in range(count) for v in graph.op_always[op]]
+    return Join(lengths, forward // count, (forward + backward) // count, turn, slots, max(1, *sizes))
+
+
+def branches_by(profiled: ProfiledJoin, plan: JoinPlan) -> tuple[list[int], Graph, Plan]:
+    """A join plan's backward order, the graph in that order, and the plan's steps on its ops.
+
+    Forward steps before the turn are put into op order (RR-9273, Lemma 1). After it branches do not depend on each
+    other, so forward steps wait for the next backward step of their branch.
+    """
+    order = [step.branch for step in plan.steps if step.verb is JoinVerb.B]
+    graph, count = profiled.graph(order), sum(profiled.lengths)
+    starts = [sum(profiled.lengths[:j]) for j in range(len(profiled.lengths))]
+    waiting: list[list[int]] = [[] for _ in starts]
+    computes = list(range(count + 3))
+    turn = next(i for i, step in enumerate(plan.steps) if step.verb is JoinVerb.TURN)
+    backward = iter(range(count + 3, graph.ops))
+    for verb, branch, at in plan.steps[turn + 1 :]:
+        if verb is JoinVerb.F:
+            waiting[branch].append(starts[branch] + at)
+        elif verb is JoinVerb.B:
+            computes += [*waiting[branch], starts[branch] + at, next(backward)]
+            waiting[branch].clear()
+    unrepeated = [op for op, _ in groupby(permitted(graph, computes))]  # made twice in a row
+    return order, graph, plan_of(graph, without_unread(graph, unrepeated))
 
 
 @overload
