@@ -7,7 +7,6 @@ A device is the one that tensors name, never the current one of a thread. `torch
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -32,75 +31,60 @@ class Interval(NamedTuple):
     allocated_bytes: int
 
 
-class Watch(ABC):
-    """The allocator of a device, watched while this thread works; one at a time is open in a thread."""
+class Watch:
+    """The allocator of a device, watched while this thread works; one at a time is open in a thread.
 
-    @abstractmethod
+    That of the host: one recording with marks in it, since autograd gives each node of a backward pass the profiler of
+    when it began.
+    """
+
     def start(self, gives_way: Callable[[], None] | None = None) -> None:
         """From now on.
 
         Args:
             gives_way: called if another watch begins in this thread, which ends this one; None: none may.
         """
+        _compat.start_recording(gives_way)
 
-    @abstractmethod
     def cut(self, label: str) -> None:
         """An interval ends here, and the next one begins."""
+        _compat.mark(label)
 
-    @abstractmethod
     def stop(self, label: str = "") -> list[Interval]:
         """Until now: all intervals, in order."""
+        found: list[Interval] = []
+        now = worst = 0
+        for event in (*_compat.stop_marked_recording(), label):
+            if isinstance(event, int):
+                now += event
+                worst = max(worst, now)
+            else:
+                found.append(Interval(event, worst, now, worst))
+                worst = now
+        return found
 
 
-class Device(ABC):
-    """A device, as the tensors on it name it."""
+class _AcceleratorWatch(Watch):
+    def __init__(self, device: Accelerator) -> None:
+        self._device = device
+        self._before = device.memory()
+        self._found: list[Interval] = []
 
-    GRANULE = 1
-    """The allocator rounds each request up to a multiple of so many bytes."""
+    def start(self, gives_way: Callable[[], None] | None = None) -> None:
+        self._device.synchronize()
+        self._before, self._found = self._device.memory(), []
+        self._device.reset_peaks()
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def cut(self, label: str) -> None:
+        self._device.synchronize()
+        now, before = self._device.memory(), self._before
+        peak, left = now.peak_requested - before.requested, now.requested - before.requested
+        self._found.append(Interval(label, peak, left, now.peak_allocated - before.allocated))
+        self._device.reset_peaks()
 
-    @abstractmethod
-    def describe(self) -> str:
-        """The kind of device and what else decides how long a kernel takes there, in words."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait until all that was issued to it has ended."""
-
-    @abstractmethod
-    def guard(self) -> AbstractContextManager[Any]:
-        """Makes it the current device of this thread, for code that names no device."""
-
-    @abstractmethod
-    def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
-        """How long the device is busy with what a function issues, when it has ended what `before` issues."""
-
-    @property
-    @abstractmethod
-    def cache_bytes(self) -> int:
-        """The size of its last cache."""
-
-    def capturing(self) -> bool:
-        """Whether what this thread issues is recorded as a graph of kernels and not run."""
-        return False
-
-    @abstractmethod
-    def watch(self) -> Watch:
-        """A new watch on its allocator."""
-
-    def requested_bytes(self) -> int:
-        """Bytes that are allocated now, where the allocator counts them; else 0."""
-        return 0
-
-    @abstractmethod
-    def generator_state(self) -> torch.Tensor:
-        """A copy of the state of its default generator, in host memory."""
-
-    @abstractmethod
-    def set_generator_state(self, state: torch.Tensor) -> None:
-        """Put back what `generator_state` gave."""
+    def stop(self, label: str = "") -> list[Interval]:
+        self.cut(label)
+        return self._found
 
 
 def clock_ns() -> int:
@@ -108,23 +92,35 @@ def clock_ns() -> int:
     return time.thread_time_ns() if torch.get_num_threads() == 1 else time.perf_counter_ns()
 
 
-class Host(Device):
-    """The CPU, and any kind of device whose memory torch does not report."""
+class Device:
+    """A device, as the tensors on it name it: the CPU, or any of a kind whose memory torch does not report.
+
+    An `Accelerator` has its own of everything here.
+    """
+
+    GRANULE = 1
+    """The allocator rounds each request up to a multiple of so many bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def describe(self) -> str:
-        """Its model and how many threads torch uses."""
+        """The kind of device and what else decides how long a kernel takes there, in words.
+
+        That is the CPU's model and how many threads torch uses.
+        """
         name = cpu_name() if self.device.type == "cpu" else self.device.type
         return f"{self.device.type} {name} torch {torch.__version__} threads {torch.get_num_threads()}"
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Wait until all that was issued to it has ended: of the host nothing is under way."""
 
     def guard(self) -> AbstractContextManager[Any]:
-        """Does nothing."""
+        """Makes it the current device of this thread, for code that names no device; the host is no such."""
         return nullcontext()
 
     def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
-        """By `clock_ns`."""
+        """How long the device is busy with what a function issues, when it has ended what `before` issues."""
         before()
         start = clock_ns()
         run()
@@ -132,19 +128,27 @@ class Host(Device):
 
     @property
     def cache_bytes(self) -> int:
-        """The last cache level that a core has, as Linux tells."""
+        """The size of its last cache: of the last level that a core has, as Linux tells."""
         return cpu_cache_bytes()
 
+    def capturing(self) -> bool:
+        """Whether what this thread issues is recorded as a graph of kernels and not run."""
+        return False
+
     def watch(self) -> Watch:
-        """By the allocator's own events; none of them while a profiler is at work (`_compat.recording`)."""
-        return _HostWatch()
+        """A new watch on its allocator, by that one's events: none of them while a profiler is at work."""
+        return Watch()
+
+    def requested_bytes(self) -> int:
+        """Bytes that are allocated now, where the allocator counts them; else 0."""
+        return 0
 
     def generator_state(self) -> torch.Tensor:
-        """The state of the CPU's generator."""
+        """A copy of the state of its default generator, in host memory."""
         return torch.get_rng_state()
 
     def set_generator_state(self, state: torch.Tensor) -> None:
-        """Set the CPU's generator."""
+        """Put back what `generator_state` gave."""
         torch.set_rng_state(state)
 
 
@@ -293,56 +297,11 @@ class Accelerator(Device):
         return 1 << max(0, size - 1).bit_length() if size else 0
 
 
-class _HostWatch(Watch):
-    """One recording with marks in it: autograd gives each node of a backward pass the profiler of when it began."""
-
-    def start(self, gives_way: Callable[[], None] | None = None) -> None:
-        _compat.start_recording(gives_way)
-
-    def cut(self, label: str) -> None:
-        _compat.mark(label)
-
-    def stop(self, label: str = "") -> list[Interval]:
-        found: list[Interval] = []
-        now = worst = 0
-        for event in (*_compat.stop_marked_recording(), label):
-            if isinstance(event, int):
-                now += event
-                worst = max(worst, now)
-            else:
-                found.append(Interval(event, worst, now, worst))
-                worst = now
-        return found
-
-
-class _AcceleratorWatch(Watch):
-    def __init__(self, device: Accelerator) -> None:
-        self._device = device
-        self._before = device.memory()
-        self._found: list[Interval] = []
-
-    def start(self, gives_way: Callable[[], None] | None = None) -> None:
-        self._device.synchronize()
-        self._before, self._found = self._device.memory(), []
-        self._device.reset_peaks()
-
-    def cut(self, label: str) -> None:
-        self._device.synchronize()
-        now, before = self._device.memory(), self._before
-        peak, left = now.peak_requested - before.requested, now.requested - before.requested
-        self._found.append(Interval(label, peak, left, now.peak_allocated - before.allocated))
-        self._device.reset_peaks()
-
-    def stop(self, label: str = "") -> list[Interval]:
-        self.cut(label)
-        return self._found
-
-
 def of(device: torch.device | str) -> Device:
     """A device; one without an index is the current one of its kind, as everywhere in torch."""
     device = torch.device(device)
-    if _class_of(device.type) is Host:
-        return Host(device)
+    if device.type not in KINDS:
+        return Device(device)
     if str(device) == device.type:
         device = torch.device(device.type, torch.get_device_module(device.type).current_device())
     return _accelerator(device)
@@ -350,7 +309,7 @@ def of(device: torch.device | str) -> Device:
 
 def storage_bytes(tensor: torch.Tensor, at_least: int = 0) -> int:
     """The bytes of a tensor's storage as the allocator of its device rounds them; the tensor may be fake."""
-    granule = _class_of(tensor.device.type).GRANULE
+    granule = (Accelerator if tensor.device.type in KINDS else Device).GRANULE
     return -(-max(int(tensor.untyped_storage().nbytes()), at_least) // granule) * granule
 
 
@@ -395,10 +354,6 @@ def here() -> torch.device:
 
 AUTOCAST_KINDS = ("cpu", *KINDS)
 """Kinds of devices for which autocast may be on or off."""
-
-
-def _class_of(kind: str) -> type[Device]:
-    return Accelerator if kind in KINDS else Host
 
 
 @cache
