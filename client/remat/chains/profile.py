@@ -29,7 +29,7 @@ from ..profiling.measure import Window
 from ..profiling.timing import rounded
 from .hooks import copied_apart
 from .saved_state import SavedState, attributes_of, saved_state_bytes
-from .stages import SharedParameters, Stage, differentiable, shared_parameters
+from .stages import SharedParameters, Stage, differentiable
 from .tape import Tape, record
 
 log = logging.getLogger("remat")
@@ -291,6 +291,31 @@ _MEASURED = (
 )
 
 
+def _costs(
+    stages: Sequence[Stage],
+    names: Sequence[str],
+    inputs: Sequence[torch.Tensor],
+    shared: SharedParameters,
+    coordinator: Coordinator | None,
+    timing: Timing | None = None,
+) -> list[StageCost]:
+    """What stages cost, one after the other, each with what those before it gave; the caller holds the last result.
+
+    Args:
+        inputs: of the first cuts.
+    """
+    values = dict(enumerate(inputs))
+    costs: list[StageCost] = []
+    for n, (stage, name) in enumerate(zip(stages, names, strict=True)):
+        given = [values.pop(cut) for cut in stage.reads]
+        needs = [cut >= len(inputs) or inputs[cut].requires_grad for cut in stage.reads]
+        last = n + 1 == len(stages)
+        cost, y = stage_cost(stage.module, name, given, needs, shared.of(n), last=last, timing=timing)
+        values[stage.makes] = y
+        costs.append(cost)
+    return _agreed(costs, coordinator or Coordinator())
+
+
 def _agreed(costs: Sequence[StageCost], coordinator: Coordinator) -> list[StageCost]:
     """The costs of stages with the times and workspaces that all ranks go by; their sizes stay this rank's own."""
     heard = coordinator.costs({name: [int(getattr(cost, name)) for cost in costs] for name in _MEASURED})
@@ -337,16 +362,10 @@ def chain_of(
     Raises:
         CaptureError: a stage that the executor cannot run.
     """
-    shared = shared_parameters(stages)
-    costs: list[StageCost] = []
-    y = x
-    for n, stage in enumerate(stages):
-        needs = [n > 0 or x.requires_grad]
-        last = n + 1 == len(stages)
-        name, timing = f"stage {n + 1}", Timing(repetitions, clock)
-        cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
-        costs.append(cost)
-    costs = _agreed(costs, coordinator or Coordinator())
+    shared = SharedParameters(stages)
+    chained = [Stage(module, (n,), n + 1) for n, module in enumerate(stages)]
+    names = [f"stage {n}" for n in range(1, len(stages) + 1)]
+    costs = _costs(chained, names, [x], shared, coordinator, Timing(repetitions, clock))
     noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]
@@ -479,28 +498,18 @@ def join_of(
     """
     width = len(branches)
     stages: list[Stage] = []
-    costs: list[StageCost] = []
-    modules = [*(module for branch in branches for module in branch), head]
-    shared = shared_parameters(modules)
-    values = dict(enumerate(inputs))
+    names: list[str] = []
     ends: list[int] = []
-
-    def measure(module: nn.Module, reads: tuple[int, ...], name: str, last: bool) -> None:
-        n = len(stages)
-        given = [values[cut] for cut in reads]
-        needs = [cut >= width or inputs[cut].requires_grad for cut in reads]
-        cost, values[width + n] = stage_cost(module, name, given, needs, shared.of(n), last=last)
-        costs.append(cost)
-        stages.append(Stage(module, reads, width + n))
-
     for j, branch in enumerate(branches):
         cut = j
         for i, module in enumerate(branch):
-            measure(module, (cut,), f"branch {j + 1}, stage {i + 1}", False)
+            stages.append(Stage(module, (cut,), width + len(stages)))
+            names.append(f"branch {j + 1}, stage {i + 1}")
             cut = stages[-1].makes
         ends.append(cut)
-    measure(head, tuple(ends), "the head", True)
-    costs = _agreed(costs, coordinator or Coordinator())
+    stages.append(Stage(head, tuple(ends), width + len(stages)))
+    shared = SharedParameters([stage.module for stage in stages])
+    costs = _costs(stages, [*names, "the head"], inputs, shared, coordinator)
     stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(stages, costs, strict=True)]
     noted = [saved_state_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one

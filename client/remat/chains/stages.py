@@ -29,32 +29,24 @@ from .tape import Held, Packing, Tape, record
 
 
 class SharedParameters:
-    """Which parameters more than one stage uses.
+    """The parameters with a gradient that more than one of some modules uses, in the order of a plain forward pass.
 
     Attributes:
         users: for each such parameter, the stages that use it, in the order in which autograd adds up their parts.
     """
 
-    def __init__(self, names: Sequence[Mapping[str, nn.Parameter]]) -> None:
-        self._names = tuple(names)
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        found = [{name: p for name, p in module.named_parameters() if p.requires_grad} for module in modules]
+        times = Counter(id(p) for named in found for p in named.values())
+        self._names = [{name: p for name, p in named.items() if times[id(p)] > 1} for named in found]
         self.users: dict[nn.Parameter, tuple[int, ...]] = {}
-        for n, named in reversed(list(enumerate(names))):
+        for n, named in reversed(list(enumerate(self._names))):
             for parameter in named.values():
                 self.users[parameter] = (*self.users.get(parameter, ()), n)
 
     def of(self, n: int) -> Mapping[str, nn.Parameter]:
         """The shared parameters of stage n, by their names in its module."""
         return self._names[n]
-
-
-def shared_parameters(modules: Sequence[nn.Module]) -> SharedParameters:
-    """The parameters with a gradient that more than one of the modules uses, in the order of a plain forward pass."""
-    found = [{name: p for name, p in module.named_parameters() if p.requires_grad} for module in modules]
-    times: dict[int, int] = {}
-    for named in found:
-        for parameter in named.values():
-            times[id(parameter)] = times.get(id(parameter), 0) + 1
-    return SharedParameters([{name: p for name, p in named.items() if times[id(p)] > 1} for named in found])
 
 
 class SharedGradients:
@@ -221,7 +213,7 @@ class Pass:
         self._left = schedule.times.copy()
         self._saved: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
-        self._shared_parameters = shared_parameters([stage.module for stage in schedule.stages])
+        self._shared_parameters = SharedParameters([stage.module for stage in schedule.stages])
         self._shared = SharedGradients(self._shared_parameters)
         self._link: Link | None = link_of(device) if schedule.transfers else None
         self._copies: dict[int, Copies] = {}

@@ -372,7 +372,10 @@ def optimize_chain(
     if not modules and head is None:
         raise CaptureError("there is no stage to train")
     if segments is not None:
-        return _segmented(modules, x, segments)
+        chain, needs_grad = chain_of(modules, x)
+        plan = segments_plan(chain.stages, segments)
+        verify(Problem(chain, 2**53), plan)
+        return ChainedModule(modules, chain, plan, needs_grad=needs_grad)
     assert budget is not None
     size = stages_budget(budget, asking.slack)
     asked = StagesAsked(size, planner_of(planner, asking), asking, optimizer, ema, offload, host_bytes)
@@ -442,13 +445,6 @@ def carry_out_chain(
         raise InvalidPlan(f"a list of stages needs a plan of its chain, not {type(answer.plan).__name__}")
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     return ChainedModule(modules, problem.subject, answer.plan, answer, needs_grad)
-
-
-def _segmented(modules: Sequence[nn.Module], x: torch.Tensor, segments: int) -> ChainedModule:
-    chain, needs_grad = chain_of(modules, x)
-    plan = segments_plan(chain.stages, segments)
-    verify(Problem(chain, 2**53), plan)
-    return ChainedModule(modules, chain, plan, needs_grad=needs_grad)
 
 
 def segments_plan(stages: int, segments: int) -> ChainPlan:
