@@ -280,12 +280,12 @@ def test_halves_are_the_whole(differentiable: bool) -> None:
         trace = Trace(torch.device("cpu"))
         unit.run_by(trace.marked(unit.carried_out(point.size, plan), 0))
         halves.around = trace.around_second_half(0)
-        seen = {s.kind: s.peak_bytes for s in trace.watch(lambda: step(planned, lambda: halves.builder()()))}
+        seen = {part.label: part.peak_bytes for part in trace.watch(lambda: step(planned, lambda: halves.builder()()))}
         halves.around = None
-        assert seen["forward"] == point.option.forward_bytes
+        assert seen["forward 0"] == point.option.forward_bytes
         outside = 2 * 4 * seed.numel()  # what arrives was there before, and the gradient of the input stays
-        assert abs(seen["backward"] - point.option.backward_bytes) <= outside
-        assert abs(seen["weight"] - point.option.weight_bytes) <= outside
+        assert abs(seen["backward 0"] - point.option.backward_bytes) <= outside
+        assert abs(seen["weight 0"] - point.option.weight_bytes) <= outside
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,8 @@ from ..training.enable import disable
 from ..training.job import Job, warn_of_update
 from ..training.step import Planned, TrainingStep
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
-from .schedule import Actions, Run, Times, residency
-from .stage import Stage, Trace
+from .schedule import Actions, Times, residency
+from .stage import BETWEEN, Stage, Trace
 
 log = logging.getLogger("remat")
 
@@ -250,29 +250,29 @@ class Search:
         trace = Trace(self.device)
 
         def mark() -> None:
-            for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
-                unit.run_by(trace.marked(one, index))
+            for stage, unit, one in zip(self.stages, self.units, planned, strict=True):
+                unit.run_by(trace.marked(one, stage.stage_index))
                 if unit.halves is not None:
-                    unit.halves.around = trace.around_second_half(index)
+                    unit.halves.around = trace.around_second_half(stage.stage_index)
 
         self.ranks.gather(mark)  # a rank that refuses by itself would leave the others in the schedule
         try:
-            stretches = trace.least(step, self._clear)
+            parts = trace.least(step, self._clear)
         finally:
             for unit in self.units:
                 if unit.halves is not None:
                     unit.halves.around = None
-        seen = [Run(s.kind, self.stages[s.stage].stage_index, 0) for s in stretches if s.kind != "between"]
+        seen = [part.label for part in parts if part.label != BETWEEN]
 
         def check() -> None:
-            if [run[:2] for run in seen] != [run[:2] for run in self.runs]:
+            if seen != [f"{run.kind} {run.stage}" for run in self.runs]:
                 raise CaptureError(
                     "a stage runs in parts, or the schedule does not run what its actions say, so what its ranks hold "
                     "is not known"
                 )
 
         self.ranks.gather(check)
-        peaks = [stretch.peak_bytes for stretch in stretches]
+        peaks = [part.peak_bytes for part in parts]
         return max(peaks), places_of(self.moments, peaks, [point.option for point in points])
 
     def _clear(self) -> None:

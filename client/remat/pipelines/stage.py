@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,23 +59,22 @@ class Stage:
 
     def _make_plan(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
         with Phases(lambda _: None) as phases:
-            return self._planned(model, traced, known, phases)
-
-    def _planned(self, model: nn.Module, traced: Traced, known: Sequence[Planned], phases: Phases) -> Planned:
-        if self.size is not None:
-            job = Job()
-            given = self._planner, self._asking, job, known, phases
-            step = profiled_step(model, traced, *given, halves=self.halves)
-            return planned_step(step, model, self.size, *given)
-        try:
-            if self.step is not None and self.carrier.backend.trained:
-                raise CaptureError(self._twice)
-            self.step = profiled_step(model, traced, self._planner, self._asking, None, (), phases, halves=self.halves)
-            self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
-        except CaptureError as error:
-            self.failed = error
-            raise
-        return self.first
+            if self.size is not None:
+                job = Job()
+                given = self._planner, self._asking, job, known, phases
+                step = profiled_step(model, traced, *given, halves=self.halves)
+                return planned_step(step, model, self.size, *given)
+            try:
+                if self.step is not None and self.carrier.backend.trained:
+                    raise CaptureError(self._twice)
+                self.step = profiled_step(
+                    model, traced, self._planner, self._asking, None, (), phases, halves=self.halves
+                )
+                self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
+            except CaptureError as error:
+                self.failed = error
+                raise
+            return self.first
 
     def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
         """A plan of it within its bounds, verified; compiled in the stage's next call, under the state there."""
@@ -102,23 +101,12 @@ class Stage:
         )
 
 
-Pass: TypeAlias = Literal["forward", "backward", "weight", "between"]
-
-
 TRIALS = 3
 """Steps of ranks that are watched on the CPU: threads of gloo free some messages, of which the allocator tells nobody,
 so that these seem to stay."""
 
-
-class Stretch(NamedTuple):
-    """A stretch of a step: a pass of a stage, or what lies between two of them (`stage` is -1).
-
-    `peak_bytes` is above what was there before the step.
-    """
-
-    kind: Pass
-    stage: int
-    peak_bytes: int
+BETWEEN = "between"
+"""The label of what lies between two passes of stages; that of a pass is its kind and the number of its stage."""
 
 
 class Trace:
@@ -128,38 +116,38 @@ class Trace:
         self._watch = of(device).watch()
         self._trials = TRIALS if device.type == "cpu" and dist.is_available() and dist.is_initialized() else 1
 
-    def least(self, run: Callable[[], object], clear: Callable[[], None]) -> list[Stretch]:
-        """As `watch`, but of several steps the least in each stretch; `clear` is called before each."""
+    def least(self, run: Callable[[], object], clear: Callable[[], None]) -> list[Interval]:
+        """As `watch`, but of several steps the least in each interval; `clear` is called before each."""
         seen = []
         for _ in range(self._trials):
             clear()
             gc.collect()
             seen.append(self.watch(run))
-        return [min(same, key=lambda stretch: stretch.peak_bytes) for same in zip(*seen, strict=True)]
+        return [min(same, key=lambda part: part.peak_bytes) for same in zip(*seen, strict=True)]
 
-    def watch(self, run: Callable[[], object]) -> list[Stretch]:
+    def watch(self, run: Callable[[], object]) -> list[Interval]:
         """Run a step whose stages' plans are `marked`, and say what was seen."""
         self._watch.start()
         try:
             result = run()
         finally:
-            seen = self._watch.stop("between -1")
+            seen = self._watch.stop(BETWEEN)
         del result
-        return [_stretch(part) for part in seen]
+        return seen
 
     def marked(self, planned: Planned, stage: int) -> Planned:
         """A plan that tells when its passes begin and end."""
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
-            self.cut("between")
+            self._watch.cut(BETWEEN)
             gradients = function(args)
-            self.cut("backward", stage)
+            self._watch.cut(f"backward {stage}")
             return gradients
 
         def run(*given: Any) -> Any:
-            self.cut("between")
+            self._watch.cut(BETWEEN)
             output = planned.run(*given, around=backward)
-            self.cut("forward", stage)
+            self._watch.cut(f"forward {stage}")
             return output
 
         return replace(planned, run=run)
@@ -168,17 +156,8 @@ class Trace:
         """What tells when the second halves of a stage's backward passes begin and end."""
 
         def around(run: Callable[[], None]) -> None:
-            self.cut("between")
+            self._watch.cut(BETWEEN)
             run()
-            self.cut("weight", stage)
+            self._watch.cut(f"weight {stage}")
 
         return around
-
-    def cut(self, kind: Pass, stage: int = -1) -> None:
-        """What has been since the last cut was this."""
-        self._watch.cut(f"{kind} {stage}")
-
-
-def _stretch(part: Interval) -> Stretch:
-    kind, stage = part.label.split()
-    return Stretch(kind, int(stage), part.peak_bytes)  # type: ignore[arg-type]
