@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -52,27 +52,6 @@ EACH = SolveOptions(time_limit_s=20.0, max_gap=0.01)
 """The defaults here: several graphs are solved, and one plan of each is picked."""
 
 
-class Standing(NamedTuple):
-    """Bytes of a rank: those that are there throughout, and what a step of the schedule leaves besides."""
-
-    fixed_bytes: int
-    left_bytes: int
-
-
-def standing(stages: Sequence[Any], model: nn.Module, job: Job, given: object) -> Standing:
-    """What is there after a step of a schedule.
-
-    Args:
-        stages: those of torch.
-        model: their modules.
-        given: the batch, positional arguments and others.
-    """
-    left = _bytes(tensors([stage.output_chunks for stage in stages])) + all_gradients(model)
-    parts = {**resident(model, given, {}), **job.fixed(model)}
-    buffers = _bytes(_buffers(stages), tensors(given))
-    return Standing(sum(size for name, size in parts.items() if name != "gradients") + buffers, left)
-
-
 def _bytes(found: Iterable[object], seen: Iterable[torch.Tensor] = ()) -> int:
     """Of the storages of tensors, but for those that were seen."""
     sizes = {_compat.storage_key(t): storage_bytes(t) for t in found if isinstance(t, torch.Tensor)}
@@ -86,22 +65,54 @@ def _buffers(stages: Sequence[Any]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """What a search ends with on this rank; bytes are above the fixed ones."""
+class PipelinePlans:
+    """What the stages of a pipeline got; bytes are this rank's, times are predicted and those of all ranks.
 
-    points: Sequence[Point]
-    allowed: int
-    predicted: int
-    measured: int
-    choice: Choice
-    plain_ns: int
-    reserved: int | None
+    Attributes:
+        stages: by number, this rank's alone.
+        budget_bytes, predicted_bytes, measured_bytes: of a step of the schedule, fixed bytes included.
+        reserved_bytes: the most that torch's allocator reserves for training by the plans, as some steps did, where the
+            budget was one of a device's bytes; else None.
+        fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state, EMA copies.
+        update_peak_bytes: predicted while the optimizer steps: fixed bytes, gradients, outputs, the step's temporaries.
+        makespan_ns, plain_makespan_ns: of a step by these plans, and by plain ones if these fitted.
+        bound_ns: no choice among the plans at hand has a shorter makespan.
+    """
+
+    stages: Mapping[int, UnitBytes]
+    budget_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    fixed_bytes: int
+    update_peak_bytes: int
+    makespan_ns: int
+    plain_makespan_ns: int
+    bound_ns: int
+    reserved_bytes: int | None = None
+
+    @property
+    def overhead(self) -> float:
+        """Of the makespan over the plain one."""
+        return self.makespan_ns / max(1, self.plain_makespan_ns) - 1
+
+    def __str__(self) -> str:
+        reserved = "" if self.reserved_bytes is None else f", {readable(self.reserved_bytes)} reserved"
+        return (
+            f"stages {', '.join(map(str, self.stages))} within {readable(self.budget_bytes)}: peak "
+            f"{readable(self.predicted_bytes)} predicted, {readable(self.measured_bytes)} measured{reserved}; the "
+            f"pipeline's makespan is {100 * self.overhead:.1f} % over plain"
+        )
 
 
 class Search:
-    """The stages of one rank, and what the ranks agree on."""
+    """The stages of one rank, and what the ranks agree on.
 
-    standing: Standing
+    Attributes:
+        fixed_bytes, left_bytes: those that are there throughout, and what a step of the schedule leaves besides.
+    """
+
+    fixed_bytes: int
+    left_bytes: int
     room: Room
 
     def __init__(
@@ -150,7 +161,7 @@ class Search:
             stage.dw_builder = halves.builder
         return unit
 
-    def run(self, step: Callable[[], object], budget: Budget, given: object) -> Picked:
+    def run(self, step: Callable[[], object], budget: Budget, given: object) -> PipelinePlans:
         """Trial, curves, choice and check; see `optimize_pipeline`."""
         step()  # captures each stage in its call, and makes what first steps make
         self.ranks.gather(self._captured)
@@ -160,7 +171,7 @@ class Search:
         least = [point_of(u.step, checkpointed(u.step.graph)) for u in self.units if u.step]
         plain = [point_of(u.step, plain_plan(u.step.graph)) for u in self.units if u.step]
         _, places = self._watched(step, [unit.first for unit in self.units], least)
-        self.standing = standing(self.stages, self.model, self.job, given)
+        self._note_standing(given)
         allowed = self._allowed(budget, peak_of(places, [p.option for p in plain]))
         self.plain_ns = self.actions.makespan_ns(self.ranks.gather(lambda: [times_of(p.option) for p in plain]))
         self.points = [
@@ -168,18 +179,26 @@ class Search:
         ]
         return self._settled(step, places, allowed)
 
+    def _note_standing(self, given: object) -> None:
+        """See what is there after a step of the schedule; `given` is the batch, positional arguments and others."""
+        left = tensors([stage.output_chunks for stage in self.stages])
+        self.left_bytes = _bytes(left) + all_gradients(self.model)
+        parts = {**resident(self.model, given, {}), **self.job.fixed(self.model)}
+        buffers = _bytes(_buffers(self.stages), tensors(given))
+        self.fixed_bytes = sum(size for name, size in parts.items() if name != "gradients") + buffers
+
     def _allowed(self, budget: Budget, plain: int) -> int:
         """The bytes above the fixed ones that a budget leaves; on an accelerator, what others take is not there."""
         self._clear()  # what is there now is then what is there throughout
         self.room = Room(self.device, budget, self.asking.slack, Coordinator())
-        fixed, absent = self.standing.fixed_bytes, sum(self.job.blocks().state)
+        fixed, absent = self.fixed_bytes, sum(self.job.blocks().state)
         allowed = allowed_bytes(budget, self.asking.slack, fixed, plain)
         return self.room.left(fixed + allowed, fixed - absent) - fixed
 
-    def _settled(self, step: Callable[[], object], places: Sequence[Place], allowed: int) -> Picked:
+    def _settled(self, step: Callable[[], object], places: Sequence[Place], allowed: int) -> PipelinePlans:
         """Picks that hold in real steps: what is over in one counts for the next ones."""
         rehearses = self.ranks.most([int(self.room.budget is not None)]) == [1]
-        here = self.standing.fixed_bytes
+        here = self.fixed_bytes
         for attempt in range(ATTEMPTS):
             points, choice = self._picked(places, allowed)
             planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
@@ -194,7 +213,18 @@ class Search:
             if holds and not worst:
                 for unit, point in zip(self.units, points, strict=True):
                     unit.size = point.size
-                return Picked(points, allowed, predicted, measured, choice, self.plain_ns, self.room.seen)
+                return PipelinePlans(
+                    stages={stage.stage_index: p.size for stage, p in zip(self.stages, points, strict=True)},
+                    budget_bytes=here + allowed,
+                    predicted_bytes=here + predicted,
+                    measured_bytes=here + measured,
+                    fixed_bytes=here,
+                    update_peak_bytes=here + self.left_bytes + self.job.update().temporaries_bytes,
+                    makespan_ns=choice.makespan_ns,
+                    plain_makespan_ns=self.plain_ns,
+                    bound_ns=choice.bound_ns,
+                    reserved_bytes=self.room.seen,
+                )
             places = _more(places, seen)
             least = least_budget(places, self._options())
             if self.ranks.most([int(over > 0 and allowed <= least)]) == [1]:
@@ -298,13 +328,13 @@ class Search:
         options = self._options()
         found = combinations(places, options, allowed)
         least = 0 if found else least_budget(places, options)
-        told = self.ranks.gather(lambda: ([c.times for c in found], least, self.standing.fixed_bytes))
+        told = self.ranks.gather(lambda: ([c.times for c in found], least, self.fixed_bytes))
         for rank, (times, need, fixed) in enumerate(told):
             if not times:
                 raise BudgetTooSmall(
                     f"no choice of plans fits the budget of rank {rank}; {readable(fixed + need, up=True)} is known to "
                     f"do there, of which {readable(fixed)} are fixed",
-                    _no_answer(self.standing.fixed_bytes + allowed),
+                    _no_answer(self.fixed_bytes + allowed),
                 )
         ranks = [[Combination(tuple(Times(*t) for t in one), ()) for one in times] for times, _, _ in told]
         choice = Choice(*self.ranks.share(lambda: list(choose(self.actions.timeline, self.actions.numbers, ranks))))
@@ -335,46 +365,6 @@ def _more(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:
 
 def _no_answer(budget: int) -> Answer:
     return Answer(status=Status.NOTHING_FOUND, method="pipeline", budget_bytes=max(0, budget))
-
-
-@dataclass(frozen=True)
-class PipelinePlans:
-    """What the stages of a pipeline got; bytes are this rank's, times are predicted and those of all ranks.
-
-    Attributes:
-        stages: by number, this rank's alone.
-        budget_bytes, predicted_bytes, measured_bytes: of a step of the schedule, fixed bytes included.
-        reserved_bytes: the most that torch's allocator reserves for training by the plans, as some steps did, where the
-            budget was one of a device's bytes; else None.
-        fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state, EMA copies.
-        update_peak_bytes: predicted while the optimizer steps: fixed bytes, gradients, outputs, the step's temporaries.
-        makespan_ns, plain_makespan_ns: of a step by these plans, and by plain ones if these fitted.
-        bound_ns: no choice among the plans at hand has a shorter makespan.
-    """
-
-    stages: Mapping[int, UnitBytes]
-    budget_bytes: int
-    predicted_bytes: int
-    measured_bytes: int
-    fixed_bytes: int
-    update_peak_bytes: int
-    makespan_ns: int
-    plain_makespan_ns: int
-    bound_ns: int
-    reserved_bytes: int | None = None
-
-    @property
-    def overhead(self) -> float:
-        """Of the makespan over the plain one."""
-        return self.makespan_ns / max(1, self.plain_makespan_ns) - 1
-
-    def __str__(self) -> str:
-        reserved = "" if self.reserved_bytes is None else f", {readable(self.reserved_bytes)} reserved"
-        return (
-            f"stages {', '.join(map(str, self.stages))} within {readable(self.budget_bytes)}: peak "
-            f"{readable(self.predicted_bytes)} predicted, {readable(self.measured_bytes)} measured{reserved}; the "
-            f"pipeline's makespan is {100 * self.overhead:.1f} % over plain"
-        )
 
 
 def optimize_pipeline(
@@ -420,30 +410,6 @@ def optimize_pipeline(
         RuntimeError: torch.distributed is not initialized, or remat is enabled on a stage already.
     """
     asking = solve_options(optimize_pipeline, StepFields, options, fields, default=EACH)
-    budget = _checked(asking, budget)
-    own = _stages(stages)
-    if not dist.is_initialized():
-        raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
-    job = Job(optimizer, ema)
-    args, kwargs = example_call(example_args, example_kwargs)
-    search = Search(own, schedule, planner_of(planner, asking), asking, job, Ranks(own[0].group))
-    try:
-        with undisturbed(search.model):
-            picked = search.run(lambda: schedule.step(*args, **kwargs), budget, (args, kwargs))
-    except BaseException:
-        search.undo()
-        raise
-    plans = _plans(search, picked)
-    warn_of_update(job, plans.update_peak_bytes, plans.budget_bytes)
-    return plans
-
-
-def _checked(asking: SolveOptions, budget: Budget) -> Budget:
-    """The budget of a rank, once what is asked for is known to be what a pipeline takes.
-
-    Raises:
-        InvalidData: it is not.
-    """
     check_functional(asking.functional_ops)
     if asking.link is not None:
         raise InvalidData("optimize_pipeline looks for plans that move nothing to the host: leave link= out")
@@ -452,25 +418,20 @@ def _checked(asking: SolveOptions, budget: Budget) -> Budget:
         raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
     if asking.ranks is not False:
         raise InvalidData("each rank of a pipeline runs stages of its own, and plans them by itself: leave ranks= out")
-    return budget
-
-
-def _plans(search: Search, picked: Picked) -> PipelinePlans:
-    """What a search ended with, with all that is there throughout."""
-    fixed = search.standing.fixed_bytes
-    update = fixed + search.standing.left_bytes + search.job.update().temporaries_bytes
-    return PipelinePlans(
-        stages={stage.stage_index: p.size for stage, p in zip(search.stages, picked.points, strict=True)},
-        budget_bytes=fixed + picked.allowed,
-        predicted_bytes=fixed + picked.predicted,
-        measured_bytes=fixed + picked.measured,
-        fixed_bytes=fixed,
-        update_peak_bytes=update,
-        makespan_ns=picked.choice.makespan_ns,
-        plain_makespan_ns=picked.plain_ns,
-        bound_ns=picked.choice.bound_ns,
-        reserved_bytes=picked.reserved,
-    )
+    own = _stages(stages)
+    if not dist.is_initialized():
+        raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
+    job = Job(optimizer, ema)
+    args, kwargs = example_call(example_args, example_kwargs)
+    search = Search(own, schedule, planner_of(planner, asking), asking, job, Ranks(own[0].group))
+    try:
+        with undisturbed(search.model):
+            plans = search.run(lambda: schedule.step(*args, **kwargs), budget, (args, kwargs))
+    except BaseException:
+        search.undo()
+        raise
+    warn_of_update(job, plans.update_peak_bytes, plans.budget_bytes)
+    return plans
 
 
 def _stages(stages: Any) -> list[Any]:
