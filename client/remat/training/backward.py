@@ -170,11 +170,9 @@ def owned(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 USED_UP = (
     "this gradient has been released: remat updated the parameter inside the backward pass, as release_gradients=True "
-    "says, and there is nothing to clip, to unscale, to log or to add to; {}"
-)
-INSTEAD = (
-    "call the model once before each backward pass, take each parameter into one model alone, and leave out "
-    "release_gradients where gradients are clipped, scaled or accumulated"
+    "says, and there is nothing to clip, to unscale, to log or to add to; call the model once before each backward "
+    "pass, take each parameter into one model alone, and leave out release_gradients where gradients are clipped, "
+    "scaled or accumulated"
 )
 
 
@@ -185,10 +183,6 @@ class _Open:
     node: weakref.ref[Any]
     state: Sequence[torch.Tensor | None]
     running: bool = False
-
-    def waits(self) -> bool:
-        """Whether its backward pass may still come."""
-        return self.node() is not None and not self.running
 
 
 class Release:
@@ -253,7 +247,7 @@ class Release:
                 "release_gradients=True updates parameters before DistributedDataParallel could average their "
                 "gradients over the ranks: leave it out, or use fully_shard"
             )
-        self._open = [call for call in self._open if call.waits()]
+        self._open = [call for call in self._open if call.node() is not None and not call.running]  # it may still come
         taken = {id(tensor) for call in self._open for tensor in call.state}
         if any(id(parameter) in taken for parameter in parameters):
             raise RuntimeError(
@@ -308,7 +302,7 @@ class Release:
         try:
             run_step(one)
         finally:
-            parameter.grad = used_up(parameter, USED_UP.format(INSTEAD))
+            parameter.grad = used_up(parameter, USED_UP)
             self._touched.append(parameter)
 
     def end(self, results: Sequence[Any], places: Mapping[int, int]) -> Sequence[Any]:

@@ -154,14 +154,14 @@ class StepFunction:
         self,
         compiled: Callable[[], Callable[..., Any]],
         names: Sequence[str],
-        release: Release | Delivery | None = None,
-        updated: Mapping[int, int] | None = None,
-        halves: Halves | None = None,
-        step: Operations | None = None,
+        release: Release | Delivery | None,
+        updated: Mapping[int, int],
+        halves: Halves | None,
+        step: Operations,
     ) -> None:
-        self.names, self._release, self._updated = names, release, updated or {}
+        self.names, self._release, self._updated = names, release, updated
         self._halves, self._step = halves, step
-        self._sum = _checksum if settings().check_writes else _no_sum
+        self._sum: Callable[[torch.Tensor], int] = _checksum if settings().check_writes else lambda _: 0
         self._compiled = compiled
         self._forward: Callable[..., Any] | None = None
         self._backward: Callable[[list[Any]], Any] | None = None
@@ -181,7 +181,6 @@ class StepFunction:
         if self._halves is None:
             function = noting_end(function)
         else:
-            assert self._step is not None
             function = self._halves.first(function, self._step.early, len(self._step.flow.backward_results))
 
         def backward(args: list[Any]) -> Any:
@@ -207,7 +206,7 @@ class StepFunction:
         if self._release is not None:
             self._release.before_forward([state[n] for n in self._updated])
         if self._halves is not None:
-            early = frozenset(self._step.early) if self._step else frozenset()
+            early = frozenset(self._step.early)
             self._halves.parameters = [None if n in early else held for n, held in enumerate(inputs)]
         output = forward(*inputs)
         if around is None and not self.reread and not self.unseen and self._release is None:
@@ -250,10 +249,6 @@ class StepFunction:
                     "the forward pass: step the optimizer after backward()"
                 )
         self._around = around
-
-
-def _no_sum(_: torch.Tensor) -> int:
-    return 0
 
 
 @torch.no_grad()
@@ -335,7 +330,8 @@ def traced_step(
     if release is not None:
         ops = _released(ops, names, {n: found[n] for n in sorted(parameters)}, split, release)
     if halves is not None:
-        ops = in_halves(ops, _no_parameters(flow, parameters))
+        of_parameters = {primal for n, primal in enumerate(flow.given) if n in parameters}
+        ops = in_halves(ops, [n for n, primal in enumerate(flow.primals) if primal not in of_parameters])
     phase("pricing" if price else "profiling")
     real = _real_inputs(flow, found)
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, real, functional)
@@ -343,12 +339,6 @@ def traced_step(
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     traced, ops, profiled = traced.priced(ops, profiled)
     return TrainingStep(traced, names, parameters, ops, graph, values, profiled, fixed, release, halves, split)
-
-
-def _no_parameters(flow: Dataflow, parameters: frozenset[int]) -> list[int]:
-    """The positions of the backward pass's results that are gradients of no parameter."""
-    own = {primal for n, primal in enumerate(flow.given) if n in parameters}
-    return [n for n, primal in enumerate(flow.primals) if primal not in own]
 
 
 def _released(
