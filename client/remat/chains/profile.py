@@ -243,9 +243,11 @@ def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, fl
 
     def elapsed(run: Callable[[], object]) -> int:
         elsewhere.add_(1)
-        start = _now(device, timing)
+        of(device).synchronize()
+        start = timing.clock()
         run()
-        return _now(device, timing) - start
+        of(device).synchronize()
+        return timing.clock() - start
 
     for _ in range(timing.repetitions):
         first = elapsed(lambda: saved.append(runs.first()))
@@ -254,11 +256,6 @@ def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, fl
         backwards.append(elapsed(lambda: runs.backward(tape)))
         tape.clear()
     return statistics.median(forwards), statistics.median(backwards)
-
-
-def _now(device: torch.device, timing: Timing) -> int:
-    of(device).synchronize()
-    return timing.clock()
 
 
 def _bytes(runs: _Runs, device: torch.device) -> dict[str, int]:

@@ -49,27 +49,27 @@ class SharedParameters:
         return self._names[n]
 
 
-class SharedGradients:
+class SharedGradients(SharedParameters):
     """Adds up the parts of shared parameters' gradients in plain training's order, and accumulates each sum once.
 
     Floating-point addition does not associate: a part that comes before its turn waits.
     """
 
-    def __init__(self, shared: SharedParameters) -> None:
-        self._shared = shared
-        self._waiting: dict[nn.Parameter, dict[int, torch.Tensor | None]] = {p: {} for p in shared.users}
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__(modules)
+        self._waiting: dict[nn.Parameter, dict[int, torch.Tensor | None]] = {p: {} for p in self.users}
         self._sums: dict[nn.Parameter, tuple[torch.Tensor | None, bool]] = {}
-        self._next = dict.fromkeys(shared.users, 0)
+        self._next = dict.fromkeys(self.users, 0)
 
     def add(self, n: int, parts: Mapping[str, list[torch.Tensor]]) -> None:
         """Take the parts that the backward step of stage n made, by name; none is a part, too."""
-        for name, parameter in self._shared.of(n).items():
+        for name, parameter in self.of(n).items():
             found = parts.get(name)
             self._waiting[parameter][n] = found.pop() if found else None
             self._meet(parameter)
 
     def _meet(self, parameter: nn.Parameter) -> None:
-        users, waiting = self._shared.users[parameter], self._waiting[parameter]
+        users, waiting = self.users[parameter], self._waiting[parameter]
         total, own = self._sums.pop(parameter, (None, False))
         at = self._next[parameter]
         while at < len(users) and users[at] in waiting:
@@ -213,8 +213,7 @@ class Pass:
         self._left = schedule.times.copy()
         self._saved: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
-        self._shared_parameters = SharedParameters([stage.module for stage in schedule.stages])
-        self._shared = SharedGradients(self._shared_parameters)
+        self._shared = SharedGradients([stage.module for stage in schedule.stages])
         self._link: Link | None = link_of(device) if schedule.transfers else None
         self._copies: dict[int, Copies] = {}
         self._moving: dict[int, tuple[Action, Any, list[torch.UntypedStorage]]] = {}
@@ -308,7 +307,7 @@ class Pass:
             this = weakref.ref(self)
             named = dict(zip(stage.reads, inputs, strict=True))
             packing = Packing(named, stage.module, n in schedule.moves, lambda cut: this().at(cut))  # type: ignore[union-attr]
-        return record(stage.module, inputs, needs, self._shared_parameters.of(n), packing)
+        return record(stage.module, inputs, needs, self._shared.of(n), packing)
 
     def backward(self, n: int) -> None:
         """The backward step of stage n: its inputs' gradients from its output's, its parameters' on the way."""

@@ -33,15 +33,14 @@ class Place(NamedTuple):
 
     def bytes(self, options: Sequence[Option]) -> int:
         """With these plans of the rank's stages."""
-        found = self.rest_bytes + (self._running(self.kind, options[self.stage]) if self.kind else 0)
+        found = self.rest_bytes
+        if self.kind is not None:
+            own = options[self.stage]
+            running = {"forward": own.forward_bytes, "backward": own.backward_bytes, "weight": own.weight_bytes}
+            found += running[self.kind]
         for option, forward, between in zip(options, *self.held, strict=True):
             found += forward * option.held_bytes + between * option.between_bytes
         return found
-
-    @staticmethod
-    def _running(kind: Pass, option: Option) -> int:
-        running = {"forward": option.forward_bytes, "backward": option.backward_bytes, "weight": option.weight_bytes}
-        return running[kind]
 
 
 def places_of(moments: Sequence[Moment], peaks: Sequence[int], options: Sequence[Option]) -> list[Place]:
@@ -153,7 +152,11 @@ def choose(
         stages: [ranks] the numbers of its stages.
         ranks: [ranks] its combinations, at least one each.
     """
-    return _Search(timeline, stages, ranks, most).run()
+    search = _Search(timeline, stages, ranks, most)
+    bound = search.value(())
+    search.extend((), bound)
+    assert search.best is not None
+    return Choice(search.taken, search.best[0], search.best[0] if search.left > 0 else bound[0])
 
 
 class _Search:
@@ -166,13 +169,7 @@ class _Search:
         self.best: tuple[int, int] | None = None
         self.taken: tuple[int, ...] = ()
 
-    def run(self) -> Choice:
-        bound = self._value(())
-        self._extend((), bound)
-        assert self.best is not None
-        return Choice(self.taken, self.best[0], self.best[0] if self.left > 0 else bound[0])
-
-    def _value(self, taken: tuple[int, ...]) -> tuple[int, int]:
+    def value(self, taken: tuple[int, ...]) -> tuple[int, int]:
         """Makespan and total time where the other ranks are as quick as they can be in each pass by itself."""
         times: list[Times] = [Times(0, 0, 0)] * self.timeline.stages
         for rank, stages in enumerate(self.stages):
@@ -182,15 +179,15 @@ class _Search:
         self.left -= self.timeline.runs
         return self.timeline.makespan_ns(times), sum(t.total_ns for t in times)
 
-    def _extend(self, taken: tuple[int, ...], bound: tuple[int, int]) -> None:
+    def extend(self, taken: tuple[int, ...], bound: tuple[int, int]) -> None:
         if self.best is not None and (bound >= self.best or self.left <= 0):
             return
         if len(taken) == len(self.ranks):
             self.best, self.taken = bound, taken
             return
         found = [(*taken, index) for index in range(len(self.ranks[len(taken)]))]
-        for value, longer in sorted((self._value(longer), longer) for longer in found):
-            self._extend(longer, value)
+        for value, longer in sorted((self.value(longer), longer) for longer in found):
+            self.extend(longer, value)
 
 
 class Passed(NamedTuple):

@@ -203,7 +203,6 @@ class Timeline:
 
     def __init__(self, ranks: Sequence[Sequence[Run]]) -> None:
         self.stages = 1 + max(run.stage for runs in ranks for run in runs)
-        waiting = [list(runs) for runs in ranks]
         number: dict[Run, int] = {}
         self._runs: list[tuple[int, int]] = []
         self._after: list[tuple[int, ...]] = []
@@ -212,7 +211,7 @@ class Timeline:
         moved = True
         while moved:
             moved = False
-            for rank, runs in enumerate(waiting):
+            for rank, runs in enumerate(ranks):
                 while position[rank] < len(runs):
                     run = runs[position[rank]]
                     needed = [number.get(other) for other in self._needs(run)]
@@ -224,7 +223,7 @@ class Timeline:
                     self._after.append(tuple(dict.fromkeys(before)))
                     position[rank] += 1
                     moved = True
-        stuck = [runs[at] for at, runs in zip(position, waiting, strict=True) if at < len(runs)]
+        stuck = [runs[at] for at, runs in zip(position, ranks, strict=True) if at < len(runs)]
         if stuck:
             raise InvalidData(f"the schedule's actions wait for each other: {stuck[0]} is never reached")
 

@@ -144,14 +144,16 @@ def optimize(
         disable(model)
         raise
     if found is None and carrier.stages is None:
-        log.warning("nothing of this %s is planned: no gradient comes from the call, or none can be", _name(model))
+        log.warning(
+            "nothing of this %s is planned: no gradient comes from the call, or none can be", type(model).__name__
+        )
     return model
 
 
 def _enable(model: nn.Module, made: Planning, asking: SolveOptions) -> TrainingCarrier:
     chosen = made.options  # of a plan file, graphs alone
     if chosen.mode == "chain" and not is_sequential(model):
-        raise InvalidData(f"mode='chain' takes an nn.Sequential and one tensor, not {_name(model)}")
+        raise InvalidData(f"mode='chain' takes an nn.Sequential and one tensor, not {type(model).__name__}")
     whole = chosen.mode == "auto" and chosen.link is None and is_sequential(model) and "forward" not in vars(model)
 
     def make_stages(model: nn.Module) -> ChainPlans:
@@ -263,12 +265,8 @@ def backend_of(model: nn.Module) -> TrainingBackend:
 def _enabled(model: nn.Module) -> TrainingCarrier:
     found = carrier_of(model)
     if found is None:
-        raise RuntimeError(f"remat is not enabled on this {_name(model)}")
+        raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
     return found
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__
 
 
 def refuse_enabled(model: nn.Module) -> None:
@@ -278,7 +276,7 @@ def refuse_enabled(model: nn.Module) -> None:
         RuntimeError: it has.
     """
     if carrier_of(model) is not None:
-        raise RuntimeError(f"remat is enabled on this {_name(model)} already; call remat.disable first")
+        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
 
 
 class Plans:

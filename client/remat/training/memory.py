@@ -19,11 +19,9 @@ from ..capture.dataflow import device_of
 from ..capture.operations import Kind
 from ..device import Device, clock_ns, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
-from ..lowering.link import link_for
 from ..lowering.peak import Instance, moments
 from ..planning.coordinator import Coordinator
 from ..planning.greedy import greedy_answer
-from ..planning.options import SolveOptions
 from ..profiling.measure import Lifetimes, Window
 from ..profiling.optimizers import spread
 from ..profiling.room import ATTEMPTS, STEPS, Room, lowered
@@ -36,12 +34,6 @@ log = logging.getLogger("remat")
 def device_of_step(step: TrainingStep) -> Device:
     """Where a step's memory is counted: the device of its first parameter or input."""
     return of(device_of(step.operations.flow))
-
-
-def linked(step: TrainingStep, options: SolveOptions, coordinator: Coordinator) -> TrainingStep:
-    """The step with the link that options mean for its device, if they mean one."""
-    link = link_for(options, device_of(step.operations.flow), coordinator)
-    return step if link is None else replace(step, graph=replace(step.graph, link=link))
 
 
 class StepRoom(Room):

@@ -17,12 +17,14 @@ from torch import fx, nn
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, checkpointed, readable, verify
 
 from .. import _compat
+from ..capture.dataflow import device_of
 from ..capture.operations import check_functional
 from ..chains.modules import ChainedModule
 from ..chains.training import StagesAsked, plan_chain, stages_budget
 from ..compile.plans import Traced
 from ..compile.shared import SharedBudget
 from ..distributed import planner_of
+from ..lowering.link import link_for
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
 from ..planning.options import SolveOptions, with_name
@@ -36,7 +38,7 @@ from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .backward import Halves
 from .job import Job, warn_of_update
-from .memory import StepRoom, linked
+from .memory import StepRoom
 from .reporting import send_names
 from .step import BUSY, Planned, TrainingStep, name_of, running_peak, traced_step
 from .traced import TrainingBackend
@@ -270,7 +272,8 @@ def profiled_step(
             collectives_again=options.recompute_collectives,
             phase=phases.begin,
         )
-    return linked(step, options, planner.coordinator)
+    link = link_for(options, device_of(step.operations.flow), planner.coordinator)
+    return step if link is None else replace(step, graph=replace(step.graph, link=link))
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,10 +333,17 @@ class _Asked:
 
 
 def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, known: Sequence[Planned]) -> Problem:
-    """What is asked about a step."""
+    """What is asked about a step.
+
+    The last, smaller batch of an epoch may use as many bytes as a share of an earlier, larger call came to.
+    """
     if isinstance(budget, PlanFile):
         return Problem(graph, budget.budget_bytes(graph))
-    return Problem(bounded(graph, budget), max(budget_bytes(budget, graph, options.slack), _room(budget, graph, known)))
+    size = budget_bytes(budget, graph, options.slack)
+    if isinstance(budget, Fraction):
+        rooms = (planned.answer.budget_bytes - planned.step.graph.fixed_bytes for planned in known)
+        size = max(size, graph.fixed_bytes + max(rooms, default=0))
+    return Problem(bounded(graph, budget), size)
 
 
 def _tell_of_checkpoints(step: TrainingStep, budget: Budget | PlanFile, problem: Problem) -> None:
@@ -359,14 +369,6 @@ def _tell_of_checkpoints(step: TrainingStep, budget: Budget | PlanFile, problem:
 def _region(nodes: Sequence[fx.Node]) -> int | None:
     """The checkpointed region in which an op runs again: that of its first node in one."""
     return next((found for node in nodes if (found := _compat.own_checkpoint(node)) is not None), None)
-
-
-def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
-    """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as many bytes."""
-    if not isinstance(budget, Fraction):
-        return 0
-    rooms = (planned.answer.budget_bytes - planned.step.graph.fixed_bytes for planned in known)
-    return graph.fixed_bytes + max(rooms, default=0)
 
 
 def carry_out(
