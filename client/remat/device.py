@@ -318,24 +318,19 @@ def capturing() -> bool:
     return any(device.capturing() for device in with_generators())
 
 
-def accelerators() -> list[Accelerator]:
-    """All accelerators that torch finds, used by this process or not."""
+def accelerators(used: bool = False) -> list[Accelerator]:
+    """All accelerators that torch finds; or those alone that this process has used."""
     found = []
     for kind in KINDS:
         module = torch.get_device_module(kind)
-        if module.is_available():
+        if module.is_available() and (not used or module.is_initialized()):
             found += [_accelerator(torch.device(kind, index)) for index in range(module.device_count())]
     return found
 
 
 def with_generators() -> list[Device]:
     """The host, and all accelerators that this process has used: no other generator has been drawn from."""
-    found = [of("cpu")]
-    for kind in KINDS:
-        module = torch.get_device_module(kind)
-        if module.is_available() and module.is_initialized():
-            found += [of(f"{kind}:{index}") for index in range(module.device_count())]
-    return found
+    return [of("cpu"), *accelerators(used=True)]
 
 
 KINDS = ("cuda", "xpu")

@@ -97,7 +97,10 @@ def stage_cost(
         CaptureError: the executor cannot run it.
     """
     what = f"{name} ({type(module).__name__})"
-    stage = _copy(module, what)
+    try:
+        stage = copied_apart(module)
+    except (RuntimeError, TypeError) as error:
+        raise CaptureError(f"{what} is measured on a copy, and cannot be copied: {error}") from error
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
     own = generators.Own()
@@ -137,18 +140,6 @@ def stage_cost(
         needs_grad,
     )
     return cost, y.detach()
-
-
-def _copy(module: nn.Module, what: str) -> nn.Module:
-    """A copy of a stage.
-
-    Raises:
-        CaptureError: it cannot be copied.
-    """
-    try:
-        return copied_apart(module)
-    except (RuntimeError, TypeError) as error:
-        raise CaptureError(f"{what} is measured on a copy, and cannot be copied: {error}") from error
 
 
 def _warn_of_graphs(stage: nn.Module, what: str) -> None:

@@ -195,7 +195,6 @@ class Pass:
     Attributes:
         held: what is stored, by cut.
         gradients: gradients of what is or was stored, by cut, until a backward step has used them.
-        host_bytes, most_host_bytes: what the host holds, now and at most.
     """
 
     def __init__(self, schedule: Schedule, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -205,7 +204,6 @@ class Pass:
         self.held = {cut: Held(x.detach()) for cut, x in inputs.items()}
         self.needs = {cut: x.requires_grad for cut, x in inputs.items()}
         self.gradients: dict[int, torch.Tensor | None] = {}
-        self.host_bytes = self.most_host_bytes = 0
         self._autocast = _autocast(device)
         # in another mode than was measured a stage may have other kernels without grad
         self._with_grad = schedule.modes_now() != schedule.modes
@@ -322,9 +320,7 @@ class Pass:
 
     def _forget(self, cut: int) -> None:
         del self.held[cut]
-        copies = self._copies.pop(cut, None)
-        if copies is not None:
-            self.host_bytes -= copies.size_bytes
+        self._copies.pop(cut, None)
 
     def _transfer(self, do: Action, cut: int) -> None:
         assert self._link is not None
@@ -333,8 +329,6 @@ class Pass:
             storages = held.settle()
             self._copies[cut], token = self._link.out(storages)
             self._moving[cut] = (do, token, [])
-            self.host_bytes += self._copies[cut].size_bytes
-            self.most_host_bytes = max(self.most_host_bytes, self.host_bytes)
         elif do is Action.PREFETCH:
             storages, token = self._link.back(self._copies[cut])
             self._moving[cut] = (do, token, storages)
@@ -345,7 +339,7 @@ class Pass:
             self._link.wait(token)
             if direction is Action.PREFETCH:
                 held.arrive(storages)
-                self.host_bytes -= self._copies.pop(cut).size_bytes
+                del self._copies[cut]
 
 
 def _tensor(held: Any) -> torch.Tensor | None:
