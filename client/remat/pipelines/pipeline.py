@@ -58,12 +58,6 @@ def _bytes(found: Iterable[object], seen: Iterable[torch.Tensor] = ()) -> int:
     return sum(sizes[key] for key in set(sizes) - {_compat.storage_key(t) for t in seen})
 
 
-def _buffers(stages: Sequence[Any]) -> list[Any]:
-    """What the stages receive into, which stays from step to step."""
-    infos = [one for s in stages for one in (*s.args_recv_info.values(), *s.grad_recv_info.values())]
-    return [getattr(info, "buffer", None) for one in infos for info in one]
-
-
 @dataclass(frozen=True)
 class PipelinePlans:
     """What the stages of a pipeline got; bytes are this rank's, times are predicted and those of all ranks.
@@ -184,8 +178,10 @@ class Search:
         left = tensors([stage.output_chunks for stage in self.stages])
         self.left_bytes = _bytes(left) + all_gradients(self.model)
         parts = {**resident(self.model, given, {}), **self.job.fixed(self.model)}
-        buffers = _bytes(_buffers(self.stages), tensors(given))
-        self.fixed_bytes = sum(size for name, size in parts.items() if name != "gradients") + buffers
+        infos = [one for s in self.stages for one in (*s.args_recv_info.values(), *s.grad_recv_info.values())]
+        buffers = [getattr(info, "buffer", None) for one in infos for info in one]  # they stay from step to step
+        received = _bytes(buffers, tensors(given))
+        self.fixed_bytes = sum(size for name, size in parts.items() if name != "gradients") + received
 
     def _allowed(self, budget: Budget, plain: int) -> int:
         """The bytes above the fixed ones that a budget leaves; on an accelerator, what others take is not there."""

@@ -63,13 +63,14 @@ class Delivery:
 
     Attributes:
         together: it takes the gradients of all parameters, or returns all of them.
-        kept: whether a hook has been seen to leave a gradient there; plans count it from then on.
+        outdated: why plans made until now count too little, for the log, once a hook has been seen to leave a gradient
+            there: plans count it from then on. Empty: they do not.
     """
 
     together = True
 
     def __init__(self) -> None:
-        self.kept = False
+        self.outdated = ""
         self._pass = _Pass()
         self._changed = threading.Condition()
         self._waiting: list[weakref.ref[Any]] = []
@@ -78,11 +79,7 @@ class Delivery:
     def workspace(self, parameter: torch.Tensor) -> int | None:
         """Bytes that a hook is known to take while it runs: none. None where gradients are returned at the end."""
         alone = has_hooks_after_accumulation_alone(parameter) and parameter.grad is None
-        return 0 if alone and parameter.is_leaf and parameter.requires_grad and not self.kept else None
-
-    def outdated(self) -> str:
-        """Why plans made until now count too little, for the log; empty: they do not."""
-        return "gradients that their hooks leave there" if self.kept else ""
+        return 0 if alone and parameter.is_leaf and parameter.requires_grad and not self.outdated else None
 
     def before_forward(self, parameters: Sequence[torch.Tensor]) -> None:
         """Every forward pass is taken."""
@@ -141,9 +138,9 @@ class Delivery:
         else:
             parameter.grad = owned(gradient, parameter)
         run_hooks_after_accumulation(parameter)
-        if parameter.grad is not None and not self.kept:
+        if parameter.grad is not None and not self.outdated:
             log.info("a hook leaves its gradient there: the next step is planned with all gradients at its end")
-            self.kept = True
+            self.outdated = "gradients that their hooks leave there"
 
     def end(self, results: Sequence[Any], places: Mapping[int, int]) -> Sequence[Any]:
         """What the backward function returns, with the gradients that were not given away.
@@ -200,6 +197,8 @@ class Release:
     """
 
     together = False
+    outdated = ""
+    """Plans count what an update takes from the beginning, so none becomes outdated."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = inner(optimizer)
@@ -216,10 +215,6 @@ class Release:
         self._begun: _Open | None = None
         self._touched: list[torch.Tensor] = []
         self.optimizer.register_step_pre_hook(lambda *_: self._clear())
-
-    def outdated(self) -> str:
-        """Plans count what an update takes from the beginning, so none becomes outdated."""
-        return ""
 
     def workspace(self, parameter: torch.Tensor) -> int | None:
         """Bytes that an update of a parameter takes while it runs; None where the optimizer does not train it."""

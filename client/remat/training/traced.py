@@ -203,7 +203,7 @@ class TrainingBackend(Backend):
 
     def state(self) -> tuple[Any, ...]:
         """Gradients that are there before a step, where the budget counts them, and gradients that hooks leave."""
-        outdated = "" if self._release is None else self._release.outdated()
+        outdated = "" if self._release is None else self._release.outdated
         model = self._model() if self._counts_gradients and not self._settled else None
         found = model is not None and any(p.is_leaf and p.grad is not None for p in model.parameters())
         return found, outdated
