@@ -125,7 +125,14 @@ def explain(
                 f"this {type(model).__name__} has a budget and options already, by which its plans are "
                 "made: leave them out of explain, or call remat.disable first"
             )
-        _plan_the_example(trained, *example_call(example_args, example_kwargs))
+        args, kwargs = example_call(example_args, example_kwargs)
+        if args or kwargs:
+            trained.plan_for(args, kwargs)
+        elif not trained.plans and not trained.chains:
+            raise InvalidData(
+                f"this {type(model).__name__} has no plan before its first step: train one, or give explain one call "
+                "of it, such as remat.explain(model, x)"
+            )
         return _explanation(trained, depth, rows)
     if budget is None:
         raise InvalidData(
@@ -146,16 +153,6 @@ def explain(
         return _explanation(plans_of(model), depth, rows)
     finally:
         disable(model)
-
-
-def _plan_the_example(trained: Plans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if args or kwargs:
-        trained.plan_for(args, kwargs)
-    elif not trained.plans and not trained.chains:
-        raise InvalidData(
-            f"this {type(trained.model).__name__} has no plan before its first step: train one, or give explain one "
-            "call of it, such as remat.explain(model, x)"
-        )
 
 
 def _explanation(trained: Plans, depth: int, rows: int) -> Explanation:

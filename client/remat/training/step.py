@@ -185,11 +185,10 @@ class StepFunction:
 
         def backward(args: list[Any]) -> Any:
             around, self._around = self._around, None
-            if self._release is None:
-                return function(args) if around is None else around(function, args)
-            self._release.begin(list(self._updated))
+            if self._release is not None:
+                self._release.begin(list(self._updated))
             results = function(args) if around is None else around(function, args)
-            return self._release.end(results, self._updated)
+            return results if self._release is None else self._release.end(results, self._updated)
 
         self._backward = _compat.boxed(backward)
         return self._backward
