@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import fx
 
-from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Step
+from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch
 
 from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless
@@ -130,45 +130,33 @@ def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[t
 
 
 def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -> list[_Run]:
-    transfers = _Transfers(step)
+    """What a plan runs. A copy on the host of storage s is a storage ~s of its own, which the device does not hold: a
+    copy out is needed if the copy back is, and that if it is read."""
+    storages = [storage for op in step.ops for storage in op.makes]
     found: list[_Run] = []
     seen: set[int] = set()
+    leaving: set[int] = set()
     for part in plan.steps:
-        if not isinstance(part, Compute):
-            found += transfers.runs(part)
-            continue
-        op, again = step.ops[part.op], part.op in seen
-        seen.add(part.op)
-        if op.kind is Kind.KERNELS:
-            late = step.turn in seen
-            found += [_kernel(step, op, node, again, late, measured[node]) for node in op.nodes]
-        elif op.kind is not Kind.BEFORE_UPDATE:
-            needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE, Kind.HALFWAY)
-            found.append(_Run(op.reads, op.makes, needed, step.takes(op), op.kind))
+        if isinstance(part, Compute):
+            op, again = step.ops[part.op], part.op in seen
+            seen.add(part.op)
+            if op.kind is Kind.KERNELS:
+                late = step.turn in seen
+                found += [_kernel(step, op, node, again, late, measured[node]) for node in op.nodes]
+            elif op.kind is not Kind.BEFORE_UPDATE:
+                needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE, Kind.HALFWAY)
+                found.append(_Run(op.reads, op.makes, needed, step.takes(op), op.kind))
+        elif not isinstance(part, Free | Drop):
+            storage = storages[part.value]
+            if isinstance(part, Offload):
+                leaving.add(storage)
+                found.append(_Run((storage,), (~storage,), False))
+            elif isinstance(part, Prefetch):
+                found.append(_Run((~storage,), (storage,), False))
+            elif storage in leaving:
+                leaving.remove(storage)
+                found.append(_Run((storage, ~storage), (~storage,), False))
     return found
-
-
-class _Transfers:
-    """Transfers as runs: a copy on the host of storage s is a storage ~s of its own, which the device does not hold."""
-
-    def __init__(self, step: Operations) -> None:
-        self._storages = [storage for op in step.ops for storage in op.makes]
-        self._leaving: set[int] = set()
-
-    def runs(self, step: Step) -> list[_Run]:
-        """What a step that computes nothing runs: a copy out is needed if the copy back is, and that if it is read."""
-        if isinstance(step, Compute | Free | Drop):
-            return []
-        storage = self._storages[step.value]
-        if isinstance(step, Offload):
-            self._leaving.add(storage)
-            return [_Run((storage,), (~storage,), False)]
-        if isinstance(step, Prefetch):
-            return [_Run((~storage,), (storage,), False)]
-        if storage in self._leaving:
-            self._leaving.remove(storage)
-            return [_Run((storage, ~storage), (~storage,), False)]
-        return []
 
 
 def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, measured: Profile) -> _Run:
