@@ -74,7 +74,7 @@ def no_wait_at_all(patch: pytest.MonkeyPatch) -> None:
 def no_wait_for_copies_back(patch: pytest.MonkeyPatch) -> None:
     """Ops read what is still under way."""
 
-    def prefetched(returning: transfers.Returning) -> list[torch.Tensor]:
+    def prefetched(returning: transfers.Moving) -> list[torch.Tensor]:
         return [place.on(returning.storage) for place in returning.away.places]
 
     patch.setattr(transfers, "prefetched", prefetched)
@@ -84,8 +84,8 @@ def no_wait_for_copies_back(patch: pytest.MonkeyPatch) -> None:
 def no_wait_for_copies_out(patch: pytest.MonkeyPatch) -> None:
     """A storage is freed while it is copied out."""
 
-    def offloaded(leaving: transfers.Leaving) -> transfers.Away:
-        return transfers.Away(leaving.link, leaving.places, leaving.copies)
+    def offloaded(leaving: transfers.Moving) -> transfers.Away:
+        return leaving.away
 
     patch.setattr(transfers, "offloaded", offloaded)
     patch.setattr(UnderWay, "__del__", lambda self: None)

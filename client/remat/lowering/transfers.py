@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 Transfer: TypeAlias = Offload | Wait | Drop | Prefetch
 
 
-class Leaving(NamedTuple):
-    """A storage while it is copied out: nothing else may free it before the copy has ended."""
-
-    link: Link
-    places: tuple[Place, ...]
-    copies: Copies
-    storage: torch.UntypedStorage
-    token: UnderWay | None
-
-
 class Away(NamedTuple):
     """A storage on the host, and how the tensors lie in it that stand for its value."""
 
@@ -41,15 +31,16 @@ class Away(NamedTuple):
     copies: Copies
 
 
-class Returning(NamedTuple):
-    """A storage while it is copied back; the host's copy lives until that has ended."""
+class Moving(NamedTuple):
+    """A storage of the device while it is copied out or back: until that has ended nothing else may free it, and the
+    host's copy lives."""
 
     away: Away
     storage: torch.UntypedStorage
     token: UnderWay | None
 
 
-def offload(*tensors: torch.Tensor) -> Leaving:
+def offload(*tensors: torch.Tensor) -> Moving:
     """Start to copy the storage of some tensors to the host.
 
     Raises:
@@ -63,22 +54,22 @@ def offload(*tensors: torch.Tensor) -> Leaving:
         )
     link, storage = link_of(device), tensors[0].untyped_storage()
     copies, token = link.out([storage])
-    return Leaving(link, tuple(map(Place.of, tensors)), copies, storage, token)
+    return Moving(Away(link, tuple(map(Place.of, tensors)), copies), storage, token)
 
 
-def offloaded(leaving: Leaving) -> Away:
+def offloaded(leaving: Moving) -> Away:
     """Wait for a copy out: the device's storage is free to go."""
-    leaving.link.wait(leaving.token)
-    return Away(leaving.link, leaving.places, leaving.copies)
+    leaving.away.link.wait(leaving.token)
+    return leaving.away
 
 
-def prefetch(away: Away) -> Returning:
+def prefetch(away: Away) -> Moving:
     """Start to copy a storage back."""
     (storage,), token = away.link.back(away.copies)
-    return Returning(away, storage, token)
+    return Moving(away, storage, token)
 
 
-def prefetched(returning: Returning) -> list[torch.Tensor]:
+def prefetched(returning: Moving) -> list[torch.Tensor]:
     """Wait for a copy back: the tensors as they lay in their storage."""
     returning.away.link.wait(returning.token)
     return [place.on(returning.storage) for place in returning.away.places]
@@ -91,14 +82,14 @@ class Crossing(_compat.OpaqueBase):
     is kept for another one.
     """
 
-    def __init__(self, carried: Leaving | Away | Returning | None = None) -> None:
+    def __init__(self, carried: Away | Moving | None = None) -> None:
         self.carried = carried
 
 
 _compat.register_opaque(Crossing)
 
 
-def crossed(crossing: Crossing) -> Leaving | Away | Returning:
+def crossed(crossing: Crossing) -> Away | Moving:
     """What a crossing carries.
 
     Raises:
