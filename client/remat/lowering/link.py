@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -52,22 +52,6 @@ class Copies(NamedTuple):
     size_bytes: int
 
 
-class Link(Protocol):
-    """How storages go to the host and come back; `wait` takes what `out` or `back` gave for a token."""
-
-    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay | None]:
-        """Start copies to the host; the storages must live until the token has been waited for."""
-        ...
-
-    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay | None]:
-        """Start copies into new storages on the device, which may be read once the token has been waited for."""
-        ...
-
-    def wait(self, token: UnderWay | None) -> None:
-        """Let nothing that is computed from now on run before the transfer has ended."""
-        ...
-
-
 class CopyingLink:
     """A host that is no other memory than the CPU's: plain copies, done at once.
 
@@ -103,13 +87,13 @@ class StreamLink:
         self.device = device
         self._outward, self._homeward = device.side_streams()
 
-    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay]:
+    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay | None]:
         """Copy on the outward stream, behind what has been issued on it."""
         hosts = [self.device.pinned(storage.nbytes()) for storage in storages]
         token = self._copy(self._outward, hosts, [as_bytes(storage) for storage in storages], storages)
         return Copies(tuple(hosts), sum(self.device.pinned_bytes(storage.nbytes()) for storage in storages)), token
 
-    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay]:
+    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay | None]:
         """Copy on the homeward stream, into memory that the computing stream allocates."""
         made = [torch.empty(host.numel(), dtype=torch.uint8, device=self.device.device) for host in copies.hosts]
         storages = [tensor.untyped_storage() for tensor in made]
@@ -135,6 +119,11 @@ class StreamLink:
         """The computing stream waits; the host does not."""
         if token is not None:
             token.end(self.device.computing_stream())
+
+
+Link: TypeAlias = CopyingLink | StreamLink
+"""How storages go to the host and come back. Those that `out` copies must live until `wait` has been given the token
+that it gave, and those that `back` gives may be read once it has."""
 
 
 class UnderWay:
@@ -185,17 +174,16 @@ REPETITIONS = 4
 
 
 class LinkFigures(NamedTuple):
-    """Bytes a second each way, alone and while the other way is at work too, and ns that the smallest copy takes."""
+    """Bytes a second out, back, and each way while the other is at work too, and ns that the smallest copy takes."""
 
     out: int
     back: int
-    out_together: int
-    back_together: int
+    together: int
     latency_ns: int
 
     def link(self) -> remat_ir.Link:
         """The link for a plan, whose copies run both ways at once: the slower of both figures each way."""
-        out, back = min(self.out, self.out_together), min(self.back, self.back_together)
+        out, back = min(self.out, self.together), min(self.back, self.together)
         return remat_ir.Link(out, back, latency_ns=self.latency_ns)
 
 
@@ -210,7 +198,7 @@ def measured_link(device: torch.device, sizes: Sequence[int] = SIZES) -> LinkFig
             best = [max(pair) for pair in zip(best, (size / ns for ns in _timed(device, size)), strict=True)]
     latency = min(min(_timed(device, 1)[:2]) for _ in range(REPETITIONS))
     out, back, together = (max(1, rounded(figure * 1e9)) for figure in best)
-    return LinkFigures(out, back, together, together, rounded(latency))
+    return LinkFigures(out, back, together, rounded(latency))
 
 
 def _timed(device: torch.device, size: int) -> tuple[int, int, int]:
