@@ -93,13 +93,12 @@ class Allocator:
 
     @classmethod
     def of_segments(cls, segments: Iterable[Mapping[str, Any]], settings: Settings | None = None) -> Allocator:
-        """One that stands as a device's does: `segments` are those of `torch.cuda.memory_snapshot`."""
-        made = cls(settings)
-        made.adopt(segments)
-        return made
+        """One that stands as a device's does, with what is in use there; the peaks begin with that.
 
-    def adopt(self, segments: Iterable[Mapping[str, Any]]) -> None:
-        """Take over the segments of a device, with what is in use there; the peaks begin with them."""
+        Args:
+            segments: those of `torch.cuda.memory_snapshot`.
+        """
+        made = cls(settings)
         for segment in segments:
             before = None
             small = segment["segment_type"] == "small"
@@ -110,13 +109,14 @@ class Allocator:
                 if before is not None:
                     before.after = block
                 if free:
-                    self._put(block)
-                self._count(asked or 0, 0 if free else block.size, block.size)
+                    made._put(block)
+                made._count(asked or 0, 0 if free else block.size, block.size)
                 before = block
-                self._end = max(self._end, block.start + block.size)
+                made._end = max(made._end, block.start + block.size)
             if before is not None and segment.get("is_expandable"):
-                self._last[small] = before
-        self.peak = self.now
+                made._last[small] = before
+        made.peak = made.now
+        return made
 
     def allocate(self, size: int) -> Block:
         """A block for so many bytes."""

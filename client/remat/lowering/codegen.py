@@ -77,7 +77,7 @@ def _source(module: fx.GraphModule) -> tuple[str, dict[str, Any]]:
         if node.op == "output":
             lines.append(f"    return {text(node.args[0])}")
         elif node.op == "get_attr":
-            lines.append(f"    {names[node]} = {bind(_attribute(module, str(node.target)), 'k')}")
+            lines.append(f"    {names[node]} = {bind(operator.attrgetter(str(node.target))(module), 'k')}")
         elif node.target is halfway:
             lines.append(f"    args.extend({text(node.args[0])})")
         elif node.op == "call_function":
@@ -116,13 +116,6 @@ def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
                 seen.add(source)
                 dying.setdefault(node, []).append(source)
     return dying
-
-
-def _attribute(module: fx.GraphModule, path: str) -> Any:
-    found: Any = module
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
 
 
 _BEFORE = 2

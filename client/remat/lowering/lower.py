@@ -244,9 +244,7 @@ class _Lowering:
             return into.env[node]
         if maker(node) in self.flow.makes:
             return into.missing(node)
-        made = into.view(node, lambda a: self._get(into, a))
-        into.depends(node, self.flow.storages_of.get(node, ()))
-        return made
+        return into.view(node, lambda a: self._get(into, a), self.flow.storages_of.get(node, ()))
 
     def _save(self, node: fx.Node) -> fx.Node:
         kept = self._carry(self.forward.env[node], node.name)
@@ -278,16 +276,9 @@ class Pass:
         return {"env": self.env, "states": self.states, "originals": self.originals}[name]
 
     def placeholder(self, name: str, like: fx.Node) -> fx.Node:
-        if self._last_placeholder is None:
-            first = next(iter(self.graph.nodes), None)
-            if first is None:
-                node = self.graph.placeholder(name)
-            else:
-                with self.graph.inserting_before(first):
-                    node = self.graph.placeholder(name)
-        else:
-            with self.graph.inserting_after(self._last_placeholder):
-                node = self.graph.placeholder(name)
+        last = self._last_placeholder
+        with self.graph.inserting_before() if last is None else self.graph.inserting_after(last):
+            node = self.graph.placeholder(name)
         node.meta = dict(like.meta)
         self._last_placeholder = node
         return node
@@ -295,18 +286,16 @@ class Pass:
     def call(self, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
         return self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
 
-    def view(self, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    def view(self, node: fx.Node, get: Callable[[fx.Node], fx.Node], storages: tuple[int, ...]) -> fx.Node:
         if node.op == "get_attr":
             made = self.graph.get_attr(str(node.target))
         else:
             made = self.call(node.target, fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get), node.name)
         made.meta = dict(node.meta)
         self.env[node] = made
-        return made
-
-    def depends(self, view: fx.Node, storages: tuple[int, ...]) -> None:
         for storage in storages:
-            self._views.setdefault(storage, []).append(view)
+            self._views.setdefault(storage, []).append(node)
+        return made
 
     def forget(self, storages: tuple[int, ...]) -> None:
         """A storage is made again: views of the earlier instance no longer stand for it."""
