@@ -37,17 +37,16 @@ def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: b
         return step
     gone = {op.makes[0] for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in chosen.values()}
     ops = [op for op in step.ops if op.kind is not Kind.ACCUMULATE or op.makes[0] not in gone]
-    returned = [r for r in flow.backward_results if isinstance(r, fx.Node) and r not in chosen.values()]
-    left = {s for result in returned for s in _of(flow, result)}
-    keep = step.keep - gone - {s for r in chosen.values() for s in _of(flow, r)} | (left & step.keep)
+    left = flow.storages(r for r in flow.backward_results if isinstance(r, fx.Node) and r not in chosen.values())
+    keep = step.keep - gone - flow.storages(chosen.values()) | (left & step.keep)
     updates: dict[int, list[Op]] = {}
     before: dict[int, list[int]] = {}  # op → the parameters as they were before, which it is the first to read
     sizes, taken = list(step.sizes), dict[fx.Node, int]()
     for primal, result in chosen.items():
-        own = frozenset(_of(flow, result))
+        own = flow.storages([result])
         readers = _readers(flow, ops, primal)
         alone = not own & left and sum(bool(own & set(op.reads)) for op in ops) == 0
-        alone = alone and sum(bool(own & set(_of(flow, r))) for r in chosen.values()) == 1
+        alone = alone and sum(bool(own & flow.storages([r])) for r in chosen.values()) == 1
         copied = not alone or not same_layout(result.meta["val"], primal.meta["val"])
         value = result.meta["val"]
         beside = max(workspace[primal], copying_bytes(value, primal.meta["val"])) if copied else workspace[primal]
@@ -69,30 +68,26 @@ def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: b
     return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep), updates=taken)
 
 
-def _of(flow: Dataflow, node: fx.Node) -> tuple[int, ...]:
-    return flow.storages_of.get(node, ())
-
-
 def _can_be_released(flow: Dataflow, primal: fx.Node, result: object) -> bool:
     """Whether a gradient is made by the backward pass, for one parameter alone, which the step itself leaves alone."""
     if not isinstance(result, fx.Node) or not isinstance(result.meta.get("val"), torch.Tensor):
         return False
     if primal in flow.mutated or sum(r is result for r in flow.backward_results) > 1:
         return False
-    returned = {s for r in flow.forward_results if isinstance(r, fx.Node) for s in _of(flow, r)}
-    if returned & set(_of(flow, primal)):
+    if flow.storages(flow.forward_results) & flow.storages([primal]):
         return False
     late = frozenset(flow.kernels[flow.forward_kernels :])
-    return bool(_of(flow, result)) and all(flow.owner[s] in late for s in _of(flow, result))
+    own = flow.storages([result])
+    return bool(own) and all(flow.owner[s] in late for s in own)
 
 
-def _last_makers(ops: Sequence[Op], storages: frozenset[int]) -> int:
+def _last_makers(ops: Sequence[Op], storages: set[int]) -> int:
     return max(index for index, op in enumerate(ops) if storages & set(op.makes))
 
 
 def _readers(flow: Dataflow, ops: Sequence[Op], primal: fx.Node) -> list[int]:
     """The ops that read a parameter, ascending."""
-    own = frozenset(_of(flow, primal))
+    own = flow.storages([primal])
     return [i for i, op in enumerate(ops) if any(own & set(flow.reads[n]) for n in op.nodes if n in flow.reads)]
 
 
@@ -107,7 +102,7 @@ def in_halves(step: Operations, early: Sequence[int]) -> Operations:
     """
     flow, after = step.flow, step.turn + 1
     results = [r for r in (flow.backward_results[i] for i in early) if isinstance(r, fx.Node)]
-    own = {s for r in results for s in flow.storages_of[r]}
+    own = flow.storages(results)
     copies = {s for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in results for s in op.makes}
     wanted = own | copies
     first: list[Op] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,10 @@ class Dataflow:
         its local shard here, with its mesh as a primal of its own."""
         return tuple(p for p in self.primals if isinstance(p.meta.get("val"), torch.Tensor))
 
+    def storages(self, results: Iterable[Any]) -> set[int]:
+        """The storages that the nodes among some results lie in."""
+        return {s for r in results if isinstance(r, fx.Node) for s in self.storages_of.get(r, ())}
+
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
     """The tensors inside nested tuples, lists and mappings, in order."""
@@ -118,8 +122,7 @@ def device_of(flow: Dataflow) -> torch.device:
 
 def resident_bytes(flow: Dataflow) -> int:
     """Bytes of the parameters, buffers and inputs that a joint graph takes, each storage once."""
-    found = {s for primal in flow.primals for s in flow.storages_of.get(primal, ())}
-    return sum(flow.sizes[s] for s in found)
+    return sum(flow.sizes[s] for s in flow.storages(flow.primals))
 
 
 def is_random(node: fx.Node) -> bool:

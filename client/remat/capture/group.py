@@ -125,11 +125,11 @@ class _Grouping:
     def _returned(self) -> frozenset[int]:
         new = frozenset(self.flow.mutated.values())
         results = [r for r in (*self.flow.forward_results, *self.flow.backward_results) if r not in new]
-        return frozenset(s for r in results if isinstance(r, fx.Node) for s in self.flow.storages_of[r])
+        return frozenset(self.flow.storages(results))
 
     def _updates(self) -> tuple[fx.Node, ...]:
         """Kernels whose only product is the new value of an input that nothing else reads, made of inputs alone."""
-        new = {s for r in self.flow.mutated.values() for s in self.flow.storages_of[r]} - self.returned
+        new = self.flow.storages(self.flow.mutated.values()) - self.returned
         return tuple(
             n
             for n in self.flow.kernels

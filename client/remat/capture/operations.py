@@ -239,7 +239,7 @@ def _in_place_of_a_copy(node: fx.Node) -> bool:
 def returned_gradients(step: Operations) -> frozenset[int]:
     """The storages of all gradients that a step returns."""
     flow = step.flow
-    storages = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
+    storages = flow.storages(flow.backward_results)
     storages |= {s for op in step.ops if op.kind is Kind.ACCUMULATE for s in op.makes}
     return step.keep & storages
 
@@ -340,12 +340,11 @@ def _state_read(flow: Dataflow, kernel: fx.Node) -> frozenset[int]:
     if variant is None:
         return frozenset(flow.reads[kernel])
     arguments = [kernel.args[i] for i in variant[1]]
-    return frozenset(s for a in arguments if isinstance(a, fx.Node) for s in flow.storages_of[a])
+    return frozenset(flow.storages(arguments))
 
 
 def _turn(flow: Dataflow) -> Op:
-    new = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
-    reads = sorted(s for s in new if flow.owner[s].op == "call_function")
+    reads = sorted(s for s in flow.storages(flow.mutated.values()) if flow.owner[s].op == "call_function")
     return Op(Kind.TURN, (), tuple(reads), tuple(s for t in flow.tangents for s in flow.storages_of[t]))
 
 
@@ -370,23 +369,16 @@ def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozens
     """
     made = {s for op in ops for s in op.makes}
     copied = {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.reads}
-    new_buffers = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
-    outputs = {
-        s
-        for result in flow.forward_results
-        if isinstance(result, fx.Node) and result not in set(flow.mutated.values())
-        for s in flow.storages_of[result]
-    }
-    gradients = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
-    single = {
-        s for n in flow.backward_results if isinstance(n, fx.Node) and _owns(flow, n) for s in flow.storages_of[n]
-    }
+    new_values = set(flow.mutated.values())
+    outputs = flow.storages(r for r in flow.forward_results if isinstance(r, fx.Node) and r not in new_values)
+    gradients = flow.storages(flow.backward_results)
+    single = flow.storages(r for r in flow.backward_results if isinstance(r, fx.Node) and _owns(flow, r))
     keep = outputs | (gradients - (copied - single))
     keep |= {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.makes}
-    keep |= {s for t in flow.tangents if not t.meta["val"].shape for s in flow.storages_of[t]}
+    keep |= flow.storages(t for t in flow.tangents if not t.meta["val"].shape)
     keep &= made
     read = {s for op in ops for s in op.reads}
-    wanted = keep | read | (new_buffers & made)
+    wanted = keep | read | (flow.storages(new_values) & made)
     kept = [
         Op(op.kind, op.nodes, op.reads, tuple(s for s in op.makes if s in wanted or op.kind is Kind.TURN)) for op in ops
     ]

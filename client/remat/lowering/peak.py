@@ -96,7 +96,7 @@ def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Profile]) -
     for instance, position in last.items():
         if instance[0] >= 0:
             dying.setdefault(position, []).append(instance)
-    copied = {s for value in step.flow.mutated.values() for s in step.flow.storages_of[value]}
+    copied = step.flow.storages(step.flow.mutated.values())
     found = []
     for position in live:
         run, frees = runs[position], tuple(dying.get(position, ()))

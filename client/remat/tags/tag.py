@@ -135,7 +135,7 @@ def _run_once_by_torch(flow: Dataflow) -> frozenset[fx.Node]:
     Batch normalization in training would update its statistics again; what reads an input that the step overwrites
     would read the new one, and autograd refuses that; a small draw is cheaper to save than the generator's state.
     """
-    overwritten = {s for node in flow.mutated for s in flow.storages_of.get(node, ())}
+    overwritten = flow.storages(flow.mutated)
     return frozenset(
         node
         for node in flow.kernels
