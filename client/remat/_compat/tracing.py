@@ -33,7 +33,6 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "compile_joint",
-    "copy_sources",
     "description",
     "descriptors",
     "draws_numbers",
@@ -71,6 +70,7 @@ __all__ = [
     "traced_alone",
     "traced_from",
     "updated_inputs",
+    "with_graph",
 ]
 
 require(
@@ -398,11 +398,15 @@ def input_place(node: fx.Node) -> int | None:
     return getattr(node.meta.get("desc"), "idx", None)
 
 
-def copy_sources(like: Any, to: Any) -> None:
-    """Say of a graph of torch.compile's where its inputs come from, which copying its nodes does not."""
-    pairs = zip(*(each.graph.find_nodes(op="placeholder") for each in (like, to)), strict=True)
-    for its, mine in ((like, to), *pairs):  # Dynamo writes it on the objects, where torch.fx has nothing of its own
+def with_graph(like: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A graph of torch.compile's with a copy of its graph in that one's place: what it says of itself, and of where its
+    inputs come from, which copying its nodes does not."""
+    made = fx.GraphModule(like, graph)
+    made.meta = dict(like.meta)
+    pairs = zip(*(each.graph.find_nodes(op="placeholder") for each in (like, made)), strict=True)
+    for its, mine in ((like, made), *pairs):  # Dynamo writes it on the objects, where torch.fx has nothing of its own
         vars(mine).update({key: value for key, value in vars(its).items() if key not in vars(mine)})
+    return made
 
 
 def is_backward(node: fx.Node) -> bool:

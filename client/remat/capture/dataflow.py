@@ -226,6 +226,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     needed = ancestors([n for n in forward_results if isinstance(n, fx.Node)] + early)
     forward = 1 + max((i for i, n in enumerate(kernels) if n in needed), default=-1)
     made = {n: tuple(book.made.get(n, ())) for n in kernels}
+    updated = _compat.updated_inputs(joint.graph)
     return Dataflow(
         joint=joint,
         kernels=tuple(kernels),
@@ -238,7 +239,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
         tangents=tangents,
         forward_results=forward_results,
         backward_results=backward_results,
-        mutated=_mutated(joint, forward_results),
+        mutated={updated[i]: r for i, r in enumerate(forward_results) if i in updated and isinstance(r, fx.Node)},
         storages_of={n: tuple(s) for n, s in book.of.items()},
     )
 
@@ -339,11 +340,6 @@ def ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
             seen.add(node)
             stack.extend(node.all_input_nodes)
     return frozenset(seen)
-
-
-def _mutated(joint: fx.GraphModule, forward_results: tuple[Any, ...]) -> dict[fx.Node, fx.Node]:
-    updated = _compat.updated_inputs(joint.graph)
-    return {updated[i]: r for i, r in enumerate(forward_results) if i in updated and isinstance(r, fx.Node)}
 
 
 def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -70,9 +70,7 @@ def _with_sizes(descriptor: Any) -> Any:
 
 def _short(whole: fx.GraphModule, found: Sequence[Run], inputs: Sequence[Any], mode: Any) -> Any:
     """The same, of a few blocks alone, with the others added."""
-    short = fx.GraphModule(whole, shortened(whole.graph, found))
-    short.meta = dict(whole.meta)
-    _compat.copy_sources(whole, short)
+    short = _compat.with_graph(whole, shortened(whole.graph, found))
     places = {placeholder: at for at, placeholder in enumerate(whole.graph.find_nodes(op="placeholder"))}
     descriptor = _with_sizes(_compat.export_joint(short, inputs, mode))
     expand(_compat.joint_graph(descriptor), found, places)

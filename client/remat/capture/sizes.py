@@ -33,10 +33,7 @@ def sized_by_inputs(module: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(graph.nodes):
         if not node.users and isinstance(_compat.example_of(node), torch.Size):
             graph.erase_node(node)
-    found = fx.GraphModule(module, graph)
-    found.meta = dict(module.meta)
-    _compat.copy_sources(module, found)
-    return found
+    return _compat.with_graph(module, graph)
 
 
 def compute_sizes(graph: fx.Graph, note: str) -> None:

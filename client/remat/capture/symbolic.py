@@ -30,20 +30,6 @@ T = TypeVar("T")
 log = logging.getLogger("remat")
 
 
-def _values(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> dict[Any, Any]:
-    """What each symbol of a graph is in a call."""
-    found: dict[Any, Any] = {}
-    for placeholder, given in zip(placeholders, inputs, strict=True):
-        example = _compat.example_of(placeholder)
-        pairs = [(example, given)]
-        if isinstance(example, torch.Tensor) and isinstance(given, torch.Tensor):
-            pairs = list(zip((*example.shape, *example.stride()), (*given.shape, *given.stride()), strict=True))
-        for symbol, number in pairs:
-            if isinstance(symbol, SYMBOLS) and symbol.node.expr.is_Symbol:
-                found[symbol.node.expr] = sympy.sympify(number)
-    return found
-
-
 class _Numbers:
     """Numbers for symbols.
 
@@ -186,9 +172,18 @@ class Symbolic:
 
 def _read(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, Any]:
     """What the symbols of a graph of Dynamo's are in a call, without numbers that nothing reads."""
-    pairs = zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
-    read = [(p, given) for p, given in pairs if p.users or isinstance(given, torch.Tensor)]
-    return _values([p for p, _ in read], [given for _, given in read])
+    found: dict[Any, Any] = {}
+    for placeholder, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if not placeholder.users and not isinstance(given, torch.Tensor):
+            continue
+        example = _compat.example_of(placeholder)
+        pairs = [(example, given)]
+        if isinstance(example, torch.Tensor) and isinstance(given, torch.Tensor):
+            pairs = list(zip((*example.shape, *example.stride()), (*given.shape, *given.stride()), strict=True))
+        for symbol, number in pairs:
+            if isinstance(symbol, SYMBOLS) and symbol.node.expr.is_Symbol:
+                found[symbol.node.expr] = sympy.sympify(number)
+    return found
 
 
 class JointTraces:

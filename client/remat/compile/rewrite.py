@@ -26,12 +26,8 @@ def inlined(module: fx.GraphModule) -> fx.GraphModule:
     if not any(map(_compat.is_region, module.graph.nodes)):
         return module
     graph = fx.Graph()
-    results = _write_out(module, graph, {}, "")
-    graph.output(results)
-    made = fx.GraphModule(module, graph)
-    made.meta = dict(module.meta)
-    _compat.copy_sources(module, made)
-    return made
+    graph.output(_write_out(module, graph, {}, ""))
+    return _compat.with_graph(module, graph)
 
 
 def _write_out(module: fx.GraphModule, graph: fx.Graph, made: dict[fx.Node, Any], path: str) -> Any:
