@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -15,7 +15,6 @@ from remat_ir import (
     Answer,
     Graph,
     InvalidPlan,
-    Moment,
     Plan,
     Problem,
     checkpointed,
@@ -32,7 +31,7 @@ from ..capture.operations import Operations
 from ..capture.symbolic import JointTrace
 from ..lowering.codegen import boxed_function, checked_function
 from ..lowering.lower import lower
-from ..lowering.peak import Phases, kernel_phases
+from ..lowering.peak import kernel_phases
 from ..planning.budget import UnitBytes, bounded, bytes_of
 from ..planning.division import Option
 from ..planning.greedy import greedy_answer
@@ -81,25 +80,19 @@ class Point(NamedTuple):
     option: Option
 
 
-def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int]) -> Iterator[tuple[UnitBytes, Problem]]:
-    """Problems between two plans given as (peak, held) in bytes above the fixed ones, the most spacious first."""
-    floor = working_set(graph).least_bytes - graph.fixed_bytes
-    most = max(least[0], plain[0])
-    for j in range(PEAKS):
-        peak = most - (most - floor) * j // PEAKS
-        for i in range(LEVELS):
-            held = plain[1] - (plain[1] - least[1]) * i // (LEVELS - 1)
-            if held <= peak:
-                size = UnitBytes(peak, held)
-                yield size, unit_problem(graph, size)
-
-
 def curve(step: Priced, ends: tuple[Point, Point]) -> list[Point]:
-    """Greedy plans of a step at several bounds and one of a small peak, with the ends: the least held, and plain."""
+    """Greedy plans of a step at several bounds and one of a small peak, with the ends: the least held, and plain.
+
+    The bounds lie between the two ends, the most spacious first.
+    """
     graph = step.graph
     least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
+    floor, most = working_set(graph).least_bytes - graph.fixed_bytes, max(least[0], plain[0])
+    peaks = [most - (most - floor) * j // PEAKS for j in range(PEAKS)]
+    holds = [plain[1] - (plain[1] - least[1]) * i // (LEVELS - 1) for i in range(LEVELS)]
     found = dict.fromkeys((*ends, point_of(step, least_memory(graph))))
-    for size, problem in curve_problems(graph, least, plain):
+    for size in (UnitBytes(peak, held) for peak in peaks for held in holds if held <= peak):
+        problem = unit_problem(graph, size)
         answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
         if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):
             found[point_of(step, answer.plan, size)] = None
@@ -110,27 +103,23 @@ def point_of(step: Priced, plan: Plan, size: UnitBytes | None = None) -> Point:
     """A plan of a step, and what it comes to; without bounds these are what the plan itself needs."""
     phases = kernel_phases(step.operations, plan, step.profiled.kernels)
     moments = list(replay(step.graph, plan))
+    turn = next(m for m in moments if m.op == step.graph.backward_from)
     if size is None:  # what the plan itself needs, as the verifier counts it
-        turn = next(m for m in moments if m.op == step.graph.backward_from)
         peak = max(m.peak_bytes for m in moments)
         size = UnitBytes(peak - step.graph.fixed_bytes, turn.peak_bytes - step.graph.fixed_bytes)
-    return Point(size, plan, _option(step, phases, moments))
-
-
-def _option(step: Priced, phases: Phases, moments: Sequence[Moment]) -> Option:
-    forward = next(m.cost_ns for m in moments if m.op == step.graph.backward_from)
     cost, halfway = moments[-1].cost_ns, step.operations.halfway
     weight = 0 if halfway is None else cost - next(m.cost_ns for m in moments if m.op == halfway)
-    return Option(
+    option = Option(
         phases.held_bytes,
         phases.forward_bytes,
         phases.backward_bytes,
         cost,
-        forward,
+        turn.cost_ns,
         weight,
         phases.between_bytes,
         phases.weight_bytes,
     )
+    return Point(size, plan, option)
 
 
 def solved(step: Priced, point: Point, room_bytes: int, planner: Planner, asking: SolveOptions) -> Point | None:
