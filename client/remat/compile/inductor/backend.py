@@ -23,7 +23,6 @@ from ...capture.dataflow import resident_bytes, tensors
 from ...capture.operations import notes
 from ...capture.refused import refuse_split_by_ddp
 from ...planning.budget import Budget, budget_bytes
-from ...planning.greedy import Known
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
 from ...planning.quick import quick_answer
@@ -57,9 +56,8 @@ class InductorBackend:
     """A backend for `torch.compile` that runs each training graph by a plan of its own, under Inductor's kernels.
 
     Attributes:
-        answers: the answers that the graphs compiled lately follow, in order, `MOST_KNOWN` at most.
-        graphs: the graphs that these are of.
-        carried: what was planned and compiled lately, in order; a graph from Inductor's caches has no entry.
+        carried: what was planned and compiled lately, in order, `MOST_KNOWN` at most; a graph from Inductor's caches
+            has no entry.
     """
 
     def __init__(
@@ -72,8 +70,6 @@ class InductorBackend:
     ) -> None:
         self.budget, self.asking, self.on_progress = budget, asking, on_progress
         self._given = self.planner = planner
-        self.answers: list[Answer] = []
-        self.graphs: list[Graph] = []
         self._frames: set[int | None] = set()
         self._known_frame = False
         self.options = checked_options(options)
@@ -85,14 +81,34 @@ class InductorBackend:
         """Itself, as `Backend`."""
         return self
 
+    @property
+    def answers(self) -> list[Answer]:
+        """Those that the graphs compiled lately follow, in order."""
+        return [each.answer for each in self.carried]
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs that these are of."""
+        return [each.graph for each in self.carried]
+
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What Dynamo calls for each graph and each kind of input.
+        """What Dynamo calls for each graph and each kind of input; the log tells of a part that is not the first.
 
         Raises:
-            CaptureError: the graph cannot be planned under Inductor; the message says why.
+            CaptureError: the graph is one of DistributedDataParallel's buckets, or cannot be planned under Inductor; the
+                message says why.
             PlanningError: there is no plan whose generated code fits.
         """
-        self.note_frame()
+        refuse_split_by_ddp()
+        self.planner = self._given.here()
+        frame = _compat.frame_number()
+        self._known_frame = frame in self._frames
+        if self._frames and not self._known_frame:
+            log.warning(
+                "torch.compile has split the model, or this backend serves two: each part is given the whole budget; "
+                "use fullgraph=True and a backend a model"
+            )
+        self._frames.add(frame)
         self._quick = []
         function = inductor.compile_graph(
             module,
@@ -106,40 +122,13 @@ class InductorBackend:
         )
         return _noted(function)
 
-    def note_frame(self) -> None:
-        """Say so in the log where Dynamo compiles a part of a model that is not the first.
-
-        Raises:
-            CaptureError: the part is one of DistributedDataParallel's buckets.
-        """
-        refuse_split_by_ddp()
-        self.planner = self._given.here()
-        frame = _compat.frame_number()
-        self._known_frame = frame in self._frames
-        if self._frames and not self._known_frame:
-            log.warning(
-                "torch.compile has split the model, or this backend serves two: each part is given the whole budget; "
-                "use fullgraph=True and a backend a model"
-            )
-        self._frames.add(frame)
-
-    def remember(self, answer: Answer, graph: Graph) -> None:
-        """Note what was planned, and drop what was long ago."""
-        self.answers.append(answer)
-        self.graphs.append(graph)
-        del self.answers[:-MOST_KNOWN], self.graphs[:-MOST_KNOWN]
-
-    def known(self) -> list[Known]:
-        """What was planned lately, the latest last."""
-        return list(zip(self.graphs, self.answers, strict=True))
-
     def _ask(self, problem: Problem) -> Answer:
         """The planner's answer; for another kind of input to a known frame a quick one."""
         planner, asking = self.planner, self.asking
         with _compat.only_real_tensors():
             if not self._known_frame:
                 return planner.plan(problem, asking, on_progress=self.on_progress)
-            known = self.known()
+            known = [(each.graph, each.answer) for each in self.carried]
             quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
         if (quick.gap or 0) > asking.max_gap:
             self._quick.append(problem)
@@ -218,7 +207,6 @@ class InductorBackend:
         self._solve_for_later()
         for note in notes(step):
             log.info("%s", note)
-        self.remember(carried.answer, carried.graph)
         self.carried.append(carried)
         del self.carried[:-MOST_KNOWN]
         return carried.forward, carried.backward
