@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,20 +79,24 @@ def version_counter(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any]) -> Any:
-    """The node of autograd's graph behind some outputs that runs a backward function of AOTAutograd's; None: none."""
-    stack, seen = [t.grad_fn for t in outputs], set()
+def _nodes_of_calls(behind: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of autograd's graph that AOTAutograd has made for calls, those nearest to some others."""
+    stack, seen = [*behind], set[Any]()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        runs = getattr(getattr(node, "_forward_cls", None), "compiled_bw", None)
-        if runs is function:
-            return node
-        if runs is None:  # a view of an output; behind another planned step there is nothing of this one
+        if hasattr(getattr(node, "_forward_cls", None), "compiled_bw"):
+            yield node
+        else:  # a view of an output
             stack += [following for following, _ in node.next_functions]
-    return None
+
+
+def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any]) -> Any:
+    """The node of autograd's graph behind some outputs that runs a backward function of AOTAutograd's; None: none."""
+    nodes = _nodes_of_calls(t.grad_fn for t in outputs)
+    return next((node for node in nodes if node._forward_cls.compiled_bw is function), None)
 
 
 def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], unless: Any) -> Any:
@@ -103,18 +107,8 @@ def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor
         unless: a key that the nodes of calls have in their metadata which are known already.
     """
     earlier = {t.grad_fn for t in inputs}
-    stack, seen = [t.grad_fn for t in outputs if t.grad_fn not in earlier], set()
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(getattr(node, "_forward_cls", None), "compiled_bw"):
-            if unless not in node.metadata:
-                return node
-        else:  # a view of an output
-            stack += [following for following, _ in node.next_functions]
-    return None
+    nodes = _nodes_of_calls(t.grad_fn for t in outputs if t.grad_fn not in earlier)
+    return next((node for node in nodes if unless not in node.metadata), None)
 
 
 def saved_tensors_have_hooks() -> bool:
