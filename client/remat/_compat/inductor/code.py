@@ -84,6 +84,7 @@ def generated(graph: Any) -> Generated:
     events: list[Event] = []
     for line in graph.wrapper_code.lines:
         events.extend(_events(graph, line))
+    estimate = getattr(graph.wrapper_code, "estimate_peak", None)
     strides: list[tuple[int, ...] | None] = []
     for out in graph.graph_outputs or ():
         try:
@@ -95,7 +96,7 @@ def generated(graph: Any) -> Generated:
         inputs=tuple(graph.graph_input_names),
         outputs=tuple(_output(out) for out in graph.graph_outputs or ()),
         strides=tuple(strides),
-        estimate_bytes=_estimate(graph),
+        estimate_bytes=0 if estimate is None else int(estimate.overall_peak_memory),
         stored=_stored(graph),
         kernels=frozenset(graph.wrapper_code.src_to_kernel),
     )
@@ -108,11 +109,6 @@ def _stored(graph: Any) -> dict[str, tuple[int, ...]]:
         if node is not None and isinstance(buffer.layout, FixedLayout):
             found[node.name] = tuple(int(s) for s in buffer.layout.stride)
     return found
-
-
-def _estimate(graph: Any) -> int:
-    estimate = getattr(graph.wrapper_code, "estimate_peak", None)
-    return int(estimate.overall_peak_memory) if estimate is not None else 0
 
 
 def _output(out: Any) -> str | None:

@@ -207,7 +207,14 @@ def compile_graph(
             save(*args, **kwargs)
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with _after_generation(lambda graph: seen(bool(kwargs.get("is_backward")), generated(graph))):
+        to_module = GraphLowering.compile_to_module
+
+        def told(graph: Any) -> Any:
+            made = to_module(graph)
+            seen(bool(kwargs.get("is_backward")), generated(graph))
+            return made
+
+        with replaced(GraphLowering, "compile_to_module", told):
             return compile_fx.compile_fx_inner(gm, inputs, **kwargs)
 
     ours = {"custom_partitioner_fn": partition, "inductor_choices_class": PlanOrder}
@@ -227,7 +234,14 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
     Must be called where Inductor partitions. The graphs are left as they are.
     """
     with _partitioned(forward, backward, forward_outputs) as extra:
-        first = _dry_forward(forward, forward_outputs, extra)
+        first = _stopped(
+            compile_fx.compile_fx_forward,
+            copied(forward),
+            _inputs(forward),
+            num_orig_model_outputs=forward_outputs,
+            num_example_inputs=len(_inputs(forward)),
+            compiler_config_extra=extra,
+        )
         second = _stopped(
             compile_fx.compile_fx_backward,
             copied(backward),
@@ -270,17 +284,6 @@ def plain_code(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> P
     run = [event.node for event in (*first.events, *second.events) if event.node is not None]
     reads = {node.name: input_strides(node) for node in run}
     return Plain(saved, first.stored, second.stored, reads, first.kernels | second.kernels)
-
-
-def _dry_forward(forward: fx.GraphModule, forward_outputs: int, extra: Any) -> Generated:
-    return _stopped(
-        compile_fx.compile_fx_forward,
-        copied(forward),
-        _inputs(forward),
-        num_orig_model_outputs=forward_outputs,
-        num_example_inputs=len(_inputs(forward)),
-        compiler_config_extra=extra,
-    )
 
 
 @contextlib.contextmanager
@@ -352,19 +355,6 @@ def _stopped(compiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Generat
     except _Stop as stopped:
         return stopped.generated
     return Generated((), (), (), (), 0)
-
-
-@contextlib.contextmanager
-def _after_generation(tell: Callable[[Any], None]) -> Iterator[None]:
-    original = GraphLowering.compile_to_module
-
-    def told(self: Any) -> Any:
-        module = original(self)
-        tell(self)
-        return module
-
-    with replaced(GraphLowering, "compile_to_module", told):
-        yield
 
 
 def prefers_channels_last(module: fx.GraphModule) -> bool:

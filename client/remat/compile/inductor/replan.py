@@ -119,7 +119,8 @@ class Search:
             answer = self.ask(problem)
             peak, kernels = self._try(problem, answer)
             self.tries.append((planning, peak))
-            log.info("plan %d for %s: %s", len(self.tries), readable(planning), _needs(peak))
+            needs = "none to lower" if peak is None else f"its code needs {readable(peak)}"
+            log.info("plan %d for %s: %s", len(self.tries), readable(planning), needs)
             planning = self._next(planning, answer, peak, kernels)
         if self.best is not None:
             log.info("planned under Inductor: %s", _told(self.best, self.tries))
@@ -240,22 +241,16 @@ class Search:
         return self.workspaces[key]
 
 
-def _needs(peak: int | None) -> str:
-    return "none to lower" if peak is None else f"its code needs {readable(peak)}"
-
-
 def _told(carried: Carried, tries: list[tuple[int, int | None]]) -> str:
+    if carried.exact:
+        equality = "equal bit for bit to plain Inductor, which generates the same kernels"
+    else:
+        other = f"{carried.other_kernels} of {carried.kernels} generated kernels are not plain Inductor's"
+        equality = f"equal to plain Inductor up to rounding: {other}"
     return (
         f"{readable(carried.predicted_bytes)} predicted within {readable(carried.budget_bytes)}, overhead "
-        f"{carried.answer.overhead:.1%}, {len(tries)} plans tried; {_equality(carried)}"
+        f"{carried.answer.overhead:.1%}, {len(tries)} plans tried; {equality}"
     )
-
-
-def _equality(carried: Carried) -> str:
-    if carried.exact:
-        return "equal bit for bit to plain Inductor, which generates the same kernels"
-    other = f"{carried.other_kernels} of {carried.kernels} generated kernels are not plain Inductor's"
-    return f"equal to plain Inductor up to rounding: {other}"
 
 
 SCALAR_BYTES = 8
