@@ -16,6 +16,7 @@ from torch import fx, nn
 from .. import _compat
 from ..errors import CaptureError
 from .dataflow import tensors
+from .sizes import SYMBOLS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,12 +29,12 @@ def refuse(joint: fx.GraphModule) -> None:
     """
     for node in joint.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and node.op == "placeholder":
+        if isinstance(value, SYMBOLS) and node.op == "placeholder":
             raise CaptureError(
                 "torch.compile takes a size or a number of this call for a symbol, and a plan is for one size: call "
                 "torch.compile(…, dynamic=False), which plans each size when it is first seen"
             )
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, SYMBOLS):
             raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}{_place_of(node)}")
         higher = node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator)
         if higher and not _compat.runs_whole(node.target):
@@ -48,11 +49,7 @@ def refuse(joint: fx.GraphModule) -> None:
                     f"{node.name} ({node.target}) makes a {layout(tensor)} tensor, whose memory cannot be planned: "
                     f"use dense gradients (sparse=False in nn.Embedding), or plan the parts around it{_place_of(node)}"
                 )
-        if (
-            node.op == "call_function"
-            and isinstance(node.target, _compat.OpOverload)
-            and _compat.is_mutable(node.target)
-        ):
+        if isinstance(node.target, _compat.OpOverload) and _compat.is_mutable(node.target):
             raise CaptureError(f"{node.name} mutates its inputs: {node.target}{_place_of(node)}")
         if node.op in ("call_module", "call_method"):
             raise CaptureError(f"{node.name} is a {node.op}, not an operator")
@@ -65,8 +62,7 @@ def layout(tensor: torch.Tensor) -> str:
 
 def logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     """The methods of the loggers that the module's own source files hold: they would split the graph."""
-    names = {type(part).__module__ for part in module.modules()}
-    names |= {base.__module__ for part in module.modules() for base in type(part).__mro__}
+    names = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     found: set[Callable[..., Any]] = set()
     for name in sorted(names):
         if name.split(".")[0] in ("torch", "builtins"):
@@ -119,12 +115,10 @@ def _looping_experts(module: nn.Module) -> bool:
 
 
 def first_line(error: Exception) -> str:
+    """The class of an error and the beginning of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (
-        f"{type(error).__name__}: {textwrap.shorten(' '.join(lines[:3]), 400, placeholder=' …')}"
-        if lines
-        else (type(error).__name__)
-    )
+    text = textwrap.shorten(" ".join(lines[:3]), 400, placeholder=" …")
+    return f"{type(error).__name__}: {text}" if lines else type(error).__name__
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+\n\s*([^\n]*)')

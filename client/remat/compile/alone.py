@@ -13,7 +13,7 @@ from torch import nn
 from .. import _compat
 from ..capture.call import CacheSwitch, install_recorders
 from ..capture.dataflow import tensors
-from ..capture.refused import advice, first_line, layout, logging_functions, place, refuse_flattened, refuse_sharded
+from ..capture.refused import advice, first_line, layout, logging_functions, place, refuse_sharded
 from ..errors import CaptureError
 from ..planning.budget import Fraction
 from ..planning.options import SolveOptions
@@ -67,7 +67,6 @@ def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, An
             "plan the module outside of the transform"
         )
     refuse_sharded(module)
-    refuse_flattened(module)
     kwargs = CacheSwitch(module).planned(args, kwargs or {})
     _refuse_not_strided(module, args, kwargs)
     install_recorders(module, kwargs)

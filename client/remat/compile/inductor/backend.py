@@ -95,8 +95,7 @@ class InductorBackend:
         """What Dynamo calls for each graph and each kind of input; the log tells of a part that is not the first.
 
         Raises:
-            CaptureError: the graph is one of DistributedDataParallel's buckets, or cannot be planned under Inductor; the
-                message says why.
+            CaptureError: the graph cannot be planned under Inductor; the message says why.
             PlanningError: there is no plan whose generated code fits.
         """
         refuse_split_by_ddp()
