@@ -99,7 +99,7 @@ def joint(update_twice: bool = False) -> fx.GraphModule:
 def test_updates_leave_the_graph_and_come_back() -> None:
     """Pitfall: nothing reads an update in the graph, so whoever drops dead code drops it and buffers stand still."""
     found = joint_of(joint(), 1)
-    assert [p.name for p in found.updated] == ["primals_2"]
+    assert [p.name for p in found.flow.mutated] == ["primals_2"]
     assert not any(n.target is aten.copy_.default for n in found.flow.joint.graph.nodes)
     step = regions(found.flow)
     graph, _ = to_graph(step, {n: Profile(1, 0) for n in found.flow.kernels}, 0)

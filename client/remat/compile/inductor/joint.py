@@ -29,13 +29,11 @@ class Joint:
     """A joint graph without in-graph updates.
 
     Attributes:
-        flow: its analysis; the forward results begin with the new values of `updated`.
-        updated: the placeholders that the step overwrites, in the order of their updates.
+        flow: its analysis; the forward results begin with the new values of what it overwrites, in this order.
         layouts_noted: whether `note_layouts` has left notes on its nodes.
     """
 
     flow: Dataflow
-    updated: tuple[fx.Node, ...]
     layouts_noted: bool = False
 
 
@@ -51,7 +49,7 @@ def joint_of(module: fx.GraphModule, forward_outputs: int, layouts_noted: bool =
     updates = updates_as_results(module.graph)
     _refuse(module)
     flow = dataflow(module, forward_outputs + len(updates))
-    return Joint(replace(flow, mutated=updates), tuple(updates), layouts_noted)
+    return Joint(replace(flow, mutated=updates), layouts_noted)
 
 
 def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -59,16 +57,16 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
     graph = lowered.forward.graph
     output = graph.output_node()
     results = results_of(graph)
-    count = len(joint.updated)
+    updated = joint.flow.mutated
     inputs = {str(n.target): n for n in graph.nodes if n.op == "placeholder"}
     with graph.inserting_before(output):
-        for placeholder, new in zip(joint.updated, results, strict=False):
+        for placeholder, new in zip(updated, results, strict=False):
             update = graph.call_function(copy_, (inputs[str(placeholder.target)], new))
             update.meta["val"] = placeholder.meta["val"]
-    output.args = (tuple(results[count:]),)
-    _compat.set_descriptors(graph, _compat.descriptors(graph)[count:])
+    output.args = (tuple(results[len(updated) :]),)
+    _compat.set_descriptors(graph, _compat.descriptors(graph)[len(updated) :])
     if joint.layouts_noted:
-        keep_layouts(lowered.forward, lowered.backward, len(results) - count - lowered.saved)
+        keep_layouts(lowered.forward, lowered.backward, len(results) - len(updated) - lowered.saved)
     lowered.forward.recompile()
     return lowered.forward, lowered.backward
 
@@ -289,15 +287,9 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
             return made
         # Inductor derives values anew after its passes: the layout has to be an operator's
         ordered = graph.call_function(inductor.force_stride_order, (made, list(strides)))
-        ordered.meta = _meta(node, strides)
+        with _compat.only_real_tensors(), value.fake_mode:
+            ordered.meta = node.meta | {"val": value.new_empty_strided(value.shape, tuple(strides))}
     return ordered
-
-
-def _meta(node: fx.Node, strides: Sequence[int]) -> dict[str, Any]:
-    """A node's metadata with its value in another layout."""
-    value = node.meta["val"]
-    with _compat.only_real_tensors(), value.fake_mode:
-        return node.meta | {"val": value.new_empty_strided(value.shape, tuple(strides))}
 
 
 def _order(strides: Sequence[int], shape: Sequence[int]) -> list[int]:
