@@ -186,16 +186,73 @@ class Backend:
         return ()
 
     def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
-        """A plan of a traced graph, and what runs it.
+        """A plan of what was traced of a graph at the sizes of a call, and what runs it.
 
         Raises:
             CaptureError, PlanningError: there is none.
         """
-        return graph.solved(traced)
+        planner = self.given.here()
+        step = self._priced(graph, traced, planner)
+        allowed = max(budget_bytes(self.budget, step.graph, self.asking.slack), self._allowed(graph, step.graph))
+        problem = Problem(step.graph, allowed)
+        answer, may_improve = self._asked(graph, problem, planner)
+
+        def compiled(answer: Answer) -> tuple[Run, Answer]:
+            return by_plan(step, problem, answer), answer
+
+        run, _ = compiled(answer)
+        better = improved(problem, planner, self.asking, answer, compiled, self.on_progress) if may_improve else None
+        return PlannedSizes(step.graph, answer, run, better, priced=step)
 
     def least(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
-        """As `solve` for a step of several calls: by the plan that holds least, until the budget is divided."""
-        return graph.least(traced)
+        """As `solve` for a step of several calls: by the plan that holds least, until the budget is divided; no planner
+        is asked."""
+        step = self._priced(graph, traced, self.given.here())
+        problem = Problem(step.graph, UNBOUNDED)
+        answer = Answer.of_plan(problem, checkpointed(step.graph), method="greedy")
+        found: PlannedSizes
+
+        def run(*inputs: Any) -> Any:
+            return found.by(found.least)(*inputs)
+
+        found = PlannedSizes(step.graph, answer, run, None, priced=step)
+        return found
+
+    def _priced(self, graph: SizedGraph, traced: Traced, planner: CoordinatedPlanner) -> Step:
+        asking = self.asking
+        flow = dataflow(traced.joint, traced.forward_outputs)
+        functional, known = asking.functional_ops, [each.priced for each in graph.of_this_frame()]
+        found = (groups_like(flow, known[-1].operations) if known else None) or groups(flow)
+        step = operations(flow, found, one_plan=planner.coordinator.in_step, functional=functional)
+        sizes = [each.profiled for each in known]
+        profiled = profile_kernels(flow.kernels, planner.profiles, sizes, functional=functional)
+        step = with_collectives_once(step, profiled.kernels, asking.recompute_collectives)
+        posed, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
+        link = link_for(asking, device_of(flow), planner.coordinator)
+        for note in notes(step):
+            log.info("%s", note)
+        traced, step, profiled = traced.priced(step, profiled)
+        return Step(traced, step, posed if link is None else replace(posed, link=link), profiled)
+
+    def _allowed(self, graph: SizedGraph, posed: Graph) -> int:
+        """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as much."""
+        if not isinstance(self.budget, Fraction):
+            return 0
+        earlier = (each.answer.budget_bytes - each.graph.fixed_bytes for each in graph.of_this_frame())
+        return posed.fixed_bytes + max(earlier, default=0)
+
+    def _asked(self, graph: SizedGraph, problem: Problem, planner: CoordinatedPlanner) -> tuple[Answer, bool]:
+        """An answer, and whether a better one may come: at further sizes, and without `wait`, it is a quick one.
+
+        Raises:
+            PlanningError: there is no plan.
+        """
+        asking = self.asking
+        if asking.wait and not graph.of_this_frame():
+            return plan_or_raise(planner.plan(problem, asking, on_progress=self.on_progress)), False
+        known = [(each.graph, each.answer) for each in self.planned[-MOST_KNOWN:]]
+        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
+        return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
 
     @property
     def planned(self) -> list[PlannedSizes]:
@@ -323,79 +380,10 @@ class SizedGraph:
                 shared.share()
         return self._backend.least(self, traced)
 
-    def solved(self, traced: Traced) -> PlannedSizes:
-        """A plan of what was traced at the sizes of a call.
-
-        Raises:
-            PlanningError: there is none.
-        """
-        backend, asking = self._backend, self._backend.asking
-        planner = backend.given.here()
-        step = self._priced(traced, planner)
-        graph = step.graph
-        problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
-        answer, may_improve = self._asked(problem, planner)
-
-        def compiled(answer: Answer) -> tuple[Run, Answer]:
-            return by_plan(step, problem, answer), answer
-
-        run, _ = compiled(answer)
-        better = improved(problem, planner, asking, answer, compiled, backend.on_progress) if may_improve else None
-        return PlannedSizes(graph, answer, run, better, priced=step)
-
-    def least(self, traced: Traced) -> PlannedSizes:
-        """What was traced, by the plan that holds least; no planner is asked."""
-        step = self._priced(traced, self._backend.given.here())
-        problem = Problem(step.graph, UNBOUNDED)
-        answer = Answer.of_plan(problem, checkpointed(step.graph), method="greedy")
-        found: PlannedSizes
-
-        def run(*inputs: Any) -> Any:
-            return found.by(found.least)(*inputs)
-
-        found = PlannedSizes(step.graph, answer, run, None, priced=step)
-        return found
-
-    def _priced(self, traced: Traced, planner: CoordinatedPlanner) -> Step:
-        asking = self._backend.asking
-        flow = dataflow(traced.joint, traced.forward_outputs)
-        functional, known = asking.functional_ops, [each.priced for each in self._of_this_frame()]
-        found = (groups_like(flow, known[-1].operations) if known else None) or groups(flow)
-        step = operations(flow, found, one_plan=planner.coordinator.in_step, functional=functional)
-        sizes = [each.profiled for each in known]
-        profiled = profile_kernels(flow.kernels, planner.profiles, sizes, functional=functional)
-        step = with_collectives_once(step, profiled.kernels, asking.recompute_collectives)
-        graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
-        link = link_for(asking, device_of(flow), planner.coordinator)
-        for note in notes(step):
-            log.info("%s", note)
-        traced, step, profiled = traced.priced(step, profiled)
-        return Step(traced, step, graph if link is None else replace(graph, link=link), profiled)
-
-    def _allowed(self, graph: Graph) -> int:
-        """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as much."""
-        if not isinstance(self._backend.budget, Fraction):
-            return 0
-        earlier = (each.answer.budget_bytes - each.graph.fixed_bytes for each in self._of_this_frame())
-        return graph.fixed_bytes + max(earlier, default=0)
-
-    def _of_this_frame(self) -> list[PlannedSizes]:
+    def of_this_frame(self) -> list[PlannedSizes]:
         """What is planned of the same code."""
         alike = (each for other in self._backend.graphs if other.frame == self.frame for each in other.made.values())
         return [each for each in alike if each is not None]
-
-    def _asked(self, problem: Problem, planner: CoordinatedPlanner) -> tuple[Answer, bool]:
-        """An answer, and whether a better one may come: at further sizes, and without `wait`, it is a quick one.
-
-        Raises:
-            PlanningError: there is no plan.
-        """
-        backend, asking = self._backend, self._backend.asking
-        if asking.wait and not self._of_this_frame():
-            return plan_or_raise(planner.plan(problem, asking, on_progress=backend.on_progress)), False
-        known = [(each.graph, each.answer) for each in backend.planned[-MOST_KNOWN:]]
-        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
-        return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
 
 
 def _varies(example: object) -> bool:
