@@ -117,7 +117,9 @@ class _Grouping:
                     continue
                 for second, between in self._pairs(first):
                     if self._lossless(first, second, between):
-                        self._merge(first, second)
+                        nodes = self._sorted((*first.nodes, *second.nodes))
+                        merged = _Group(nodes, first.cheap and second.cheap)
+                        self.group |= dict.fromkeys(nodes, merged)
                         changed = True
                         break
         return self._ordered()
@@ -175,7 +177,7 @@ class _Grouping:
             return False
         if not first.cheap and self._bytes(outputs) > self._bytes(between):
             return False
-        merged = self._sorted((*first.nodes, *second.nodes))
+        merged = self._sorted(nodes)
         fresh = self._inputs(merged) - self._inputs(second.nodes)
         if first.cheap and self._bytes(fresh) > self._bytes(between):
             return False
@@ -187,11 +189,6 @@ class _Grouping:
         readers = {self.group[n] for s in elsewhere for n in self.readers.get(s, ())} - {first, second}
         late = all(self.position[r.nodes[-1]] > last for r in readers)
         return late and 8 * self._bytes(elsewhere) <= self._bytes(between)
-
-    def _merge(self, first: _Group, second: _Group) -> None:
-        merged = _Group(self._sorted((*first.nodes, *second.nodes)), first.cheap and second.cheap)
-        for node in merged.nodes:
-            self.group[node] = merged
 
     def _need(self, nodes: Sequence[fx.Node]) -> int:
         if self.fused:

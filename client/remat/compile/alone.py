@@ -93,14 +93,13 @@ def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, An
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     """Python's collector of cycles rests: what a capture makes stays alive, and walking it again took time."""
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def _call_of(module: nn.Module) -> Callable[..., Any]:
@@ -119,7 +118,7 @@ def _refuse_not_strided(module: nn.Module, args: Sequence[Any], kwargs: Mapping[
     """
     given = [(f"argument {i}", value) for i, value in enumerate(args)] + list(kwargs.items())
     for name, value in (*given, *module.named_parameters(), *module.named_buffers()):
-        for tensor in tensors(list(value.values()) if isinstance(value, Mapping) else value):
+        for tensor in tensors(value):
             if tensor.layout is not torch.strided:
                 raise CaptureError(
                     f"{name} of this {type(module).__name__} is a {layout(tensor)} tensor, whose memory cannot be "

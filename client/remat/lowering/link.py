@@ -187,8 +187,9 @@ class LinkFigures(NamedTuple):
         return remat_ir.Link(out, back, latency_ns=self.latency_ns)
 
 
+@cache
 def measured_link(device: torch.device, sizes: Sequence[int] = SIZES) -> LinkFigures:
-    """The figures of a device's link, each the best of a few sizes and repetitions, rounded as times are.
+    """The figures of a device's link, each the best of a few sizes and repetitions, rounded as times are; measured once.
 
     On a CPU a copy is one of the process's own: nothing runs next to it.
     """
@@ -225,14 +226,9 @@ def _timed(device: torch.device, size: int) -> tuple[int, int, int]:
     return max(1, middle - start), max(1, end - middle), max(1, last - end)
 
 
-@cache
-def _figures(device: torch.device) -> LinkFigures:
-    return measured_link(device)
-
-
 def bandwidth(device: torch.device) -> int:
     """Bytes per second that a link carries out and back, the slower of both, one way at a time."""
-    found = _figures(device)
+    found = measured_link(device)
     return min(found.out, found.back)
 
 
@@ -245,7 +241,7 @@ def link_for(options: SolveOptions, device: torch.device, coordinator: Coordinat
         return None
     link = read_link(options.link)
     if link is None:
-        figures = coordinator.costs({"link": _figures(of(device).device)})
+        figures = coordinator.costs({"link": measured_link(of(device).device)})
         link = LinkFigures(*figures["link"]).link()
     limit = link.host_bytes if options.host_bytes is None else bytes_of(options.host_bytes)
     return replace(link, host_bytes=storable(device, limit))
