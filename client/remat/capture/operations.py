@@ -169,7 +169,8 @@ def operations(
         reads, makes = _ports(flow, nodes, originals, states)
         target.append(Op(Kind.KERNELS, tuple(nodes), reads, makes))
     turn = len(ops)
-    ops.append(_turn(flow))
+    new = sorted(s for s in flow.storages(flow.mutated.values()) if flow.owner[s].op == "call_function")
+    ops.append(Op(Kind.TURN, (), tuple(new), tuple(s for t in flow.tangents for s in flow.storages_of[t])))
     ops += tail
     pairs = _copied_gradients(flow)
     ops += [Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(value_bytes(pair[0])),)) for pair in pairs]
@@ -341,11 +342,6 @@ def _state_read(flow: Dataflow, kernel: fx.Node) -> frozenset[int]:
         return frozenset(flow.reads[kernel])
     arguments = [kernel.args[i] for i in variant[1]]
     return frozenset(flow.storages(arguments))
-
-
-def _turn(flow: Dataflow) -> Op:
-    reads = sorted(s for s in flow.storages(flow.mutated.values()) if flow.owner[s].op == "call_function")
-    return Op(Kind.TURN, (), tuple(reads), tuple(s for t in flow.tangents for s in flow.storages_of[t]))
 
 
 def _copied_gradients(flow: Dataflow) -> list[tuple[fx.Node, fx.Node]]:

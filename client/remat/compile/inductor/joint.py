@@ -74,16 +74,12 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
 def _refuse(module: fx.GraphModule) -> None:
     refuse(module)
     for node in module.graph.nodes:
-        if is_random(node) and not inductor.is_seed(node) and not _small(node):
+        # seeds, and draws of a few numbers, are kept at no cost to speak of
+        if is_random(node) and not inductor.is_seed(node) and value_bytes(node) > 4096:
             raise CaptureError(
                 f"{node.name} ({node.target}) draws from the generator itself, so it could be neither kept cheaply nor "
                 "run again: leave fallback_random off under inner='inductor'"
             )
-
-
-def _small(node: fx.Node) -> bool:
-    """Random results that are kept at no cost to speak of: seeds, and draws of a few numbers."""
-    return value_bytes(node) <= 4096
 
 
 SAVED, FORWARD, BACKWARD = "remat_saved", "remat_forward", "remat_backward"

@@ -152,7 +152,9 @@ class Search:
         forward, backward = with_updates(self.joint, lower(self.step, answer.plan))
         first, second = inductor.dry_run(forward, backward, self.results)
         saved = len(results_of(forward.graph)) - self.results
-        above, kernels = step_memory(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
+        inputs = [n for n in backward.graph.nodes if n.op == "placeholder"]
+        tangents = [value_bytes(n) for n in inputs[saved:]]
+        above, kernels = step_memory(first, second, tangents, self.results, self._workspace)
         (peak,) = self.agreed([self.graph.fixed_bytes + above])
         sources = first.kernels | second.kernels
         carried = Carried(
@@ -362,9 +364,3 @@ def step_memory(
             memory.hold(memory.of[name])  # a loss's own gradient, which backward() holds to its end
     memory.play(backward, backward=True)
     return memory.worst, memory.kernels
-
-
-def tangent_bytes(backward: fx.GraphModule, saved: int) -> list[int]:
-    """Bytes of each incoming gradient."""
-    inputs = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    return [value_bytes(n) for n in inputs[saved:]]
