@@ -192,18 +192,6 @@ class Step:
         return self.traced.carried_out(self.operations, plan, made)
 
 
-def by_plan(step: Step, problem: Problem, answer: Answer) -> Run:
-    """What runs a traced step by an answer's plan.
-
-    Raises:
-        InvalidPlan: it is not a plan of this problem, or not what the answer says.
-    """
-    if not isinstance(answer.plan, Plan):
-        raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
-    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    return step.compile(answer.plan)
-
-
 _NUMBERS = itertools.count()
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import fx
 
-from remat_ir import Answer, Graph, Problem, checkpointed
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, checkpointed, verify
 
 from .. import _compat
 from ..capture.dataflow import dataflow, device_of, resident_bytes
@@ -33,7 +33,7 @@ from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
 from ..switch import note_planned_call
-from .plans import UNBOUNDED, PlannedSizes, Run, Step, Traced, by_plan
+from .plans import UNBOUNDED, PlannedSizes, Run, Step, Traced
 from .rewrite import Counted, divided, inlined, read_as_numbers, with_constants
 from .shared import Division, SharedBudget
 
@@ -190,6 +190,7 @@ class Backend:
 
         Raises:
             CaptureError, PlanningError: there is none.
+            InvalidPlan: what is given is not a plan of this problem, or not what the answer says.
         """
         planner = self.given.here()
         step = self._priced(graph, traced, planner)
@@ -198,7 +199,10 @@ class Backend:
         answer, may_improve = self._asked(graph, problem, planner)
 
         def compiled(answer: Answer) -> tuple[Run, Answer]:
-            return by_plan(step, problem, answer), answer
+            if not isinstance(answer.plan, Plan):
+                raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
+            verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+            return step.compile(answer.plan), answer
 
         run, _ = compiled(answer)
         better = improved(problem, planner, self.asking, answer, compiled, self.on_progress) if may_improve else None

@@ -76,10 +76,9 @@ def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *arg
 class _Lowering:
     def __init__(self, step: Operations, plan: Plan, update: Update | None) -> None:
         self.step, self.flow, self.update = step, step.flow, update
-        self.computes = [s for s in plan.steps if isinstance(s, Compute)]
         self.steps = plan.steps
-        self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
-        self.times = Counter(s.op for s in self.computes)
+        self.turn = next(i for i, s in enumerate(self.steps) if isinstance(s, Compute) and s.op == step.turn)
+        self.times = Counter(s.op for s in self.steps if isinstance(s, Compute))
         self.op_of = {n: i for i, op in enumerate(step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
         self.forward = Pass()
         self.backward = Pass()
@@ -93,13 +92,12 @@ class _Lowering:
         forward, backward = self.forward, self.backward
         for primal in self.flow.primals:
             forward.env[primal] = forward.placeholder(str(primal.target), primal)
-        turn = next(i for i, s in enumerate(self.steps) if isinstance(s, Compute) and s.op == self.step.turn)
-        self._emit_all(self.steps[:turn], (forward,))
+        self._emit_all(self.steps[: self.turn], (forward,))
         results = [self._get(forward, r) if isinstance(r, fx.Node) else r for r in self.flow.forward_results]
         backward.missing = self._save
         for tangent in self.flow.tangents:
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
-        self._emit_all(self.steps[turn + 1 :], (forward, backward))
+        self._emit_all(self.steps[self.turn + 1 :], (forward, backward))
         gone = {i for i, primal in enumerate(self.flow.primals) if primal in self.step.updates} | set(self.step.early)
         gradients = [
             self._get(backward, r) if isinstance(r, fx.Node) and i not in gone else None
@@ -136,7 +134,8 @@ class _Lowering:
     def _originals_read_late(self) -> frozenset[int]:
         """Copies of overwritten inputs that the backward pass reads; the forward pass reads the input itself."""
         originals = frozenset(self.step.originals.values())
-        return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
+        late = (self.step.ops[c.op] for c in self.steps[self.turn :] if isinstance(c, Compute))
+        return frozenset(s for op in late for s in op.reads if s in originals)
 
     def _emit_all(self, steps: Sequence[Step], passes: tuple[Pass, ...]) -> None:
         """Emit steps of the plan into the last of the passes that have begun."""

@@ -167,10 +167,13 @@ class Transfers:
             self._copies[storage] = _Copy(made, late)
 
     def _drop(self, storage: int, passes: tuple[Pass, ...]) -> None:
+        op = self._makers[storage]
+        # views of the input that a storage is a copy of stand for views of the copy
+        overwritten = self._flow.storages_of[op.nodes[0]] if op.kind is Kind.ORIGINAL else ()
         for one in passes:
             for table, key in self._keys(storage):
                 one.table(table).pop(key, None)
-            one.forget((storage, *self._overwritten(storage)))
+            one.forget((storage, *overwritten))
 
     def _arrive(self, storage: int, copy: fx.Node, now: Pass) -> None:
         del self._copies[storage]
@@ -201,11 +204,6 @@ class Transfers:
         nodes = flow.tangents if op.kind is Kind.TURN else (flow.owner[storage], *getitems(flow.owner[storage]))
         lies = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor) and storage in flow.storages_of[n]]
         return [("env", node) for node in lies]
-
-    def _overwritten(self, storage: int) -> tuple[int, ...]:
-        """The storages of the input of which a storage is a copy: views of that stand for views of the copy."""
-        op = self._makers[storage]
-        return tuple(self._flow.storages_of[op.nodes[0]]) if op.kind is Kind.ORIGINAL else ()
 
     def _name(self, storage: int, what: str) -> str:
         op = self._makers[storage]
