@@ -76,14 +76,12 @@ def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...],
 
     None as well where they would not run in their order here: two buffers may have become one since then.
     """
-    theirs = other.flow.kernels
-    if [n.target for n in flow.kernels] != [
-        n.target for n in theirs
-    ] or flow.forward_kernels != other.flow.forward_kernels:
+    ours, theirs = flow.kernels, other.flow.kernels
+    same = [n.target for n in ours] == [n.target for n in theirs]
+    if not same or flow.forward_kernels != other.flow.forward_kernels:
         return None
-    position = {n: i for i, n in enumerate(theirs)}
-    ours = flow.kernels
-    found = tuple(tuple(ours[position[n]] for n in op.nodes) for op in other.ops if op.kind is Kind.KERNELS)
+    mine = dict(zip(theirs, ours, strict=True))
+    found = tuple(tuple(mine[n] for n in op.nodes) for op in other.ops if op.kind is Kind.KERNELS)
     maker = {s: n for n in ours for s in flow.makes[n]}
     done: set[fx.Node] = set()
     for nodes in found:

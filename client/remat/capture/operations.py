@@ -187,21 +187,16 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Profile], fixed_bytes:
 
     What a backend's threads hold for a moment longer than the step is counted with the fixed bytes.
     """
-    number: dict[int, int] = {}
-    storages: list[int] = []
-    value_op: list[int] = []
-    for index, op in enumerate(step.ops):
-        for storage in op.makes:
-            number[storage] = len(storages)
-            storages.append(storage)
-            value_op.append(index)
+    made = [(index, storage) for index, op in enumerate(step.ops) for storage in op.makes]
+    storages = tuple(storage for _, storage in made)
+    number = {storage: value for value, storage in enumerate(storages)}
     measured = {n: _with_replay(step, n, measured[n]) for n in step.flow.kernels}
     costs = [sum(measured[n].cost_ns for n in op.nodes) if op.kind is Kind.KERNELS else 0 for op in step.ops]
     graph = Graph(
         op_cost_ns=tuple(costs),
         op_workspace_bytes=tuple(_workspace(step, op, measured) for op in step.ops),
         op_inputs=tuple(tuple(sorted(number[s] for s in op.reads)) for op in step.ops),
-        value_op=tuple(value_op),
+        value_op=tuple(index for index, _ in made),
         value_bytes=tuple(step.sizes[s] for s in storages),
         once=tuple(i for i, op in enumerate(step.ops) if op.kind is not Kind.KERNELS or _runs_once(step, i)),
         keep=tuple(sorted(number[s] for s in step.keep if s in number)),
@@ -211,7 +206,7 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Profile], fixed_bytes:
         op_names=tuple(op_name(op) for op in step.ops),
         value_names=tuple(f"{step.flow.owner[s].name}" if s < len(step.flow.owner) else f"extra{s}" for s in storages),
     )
-    return graph, tuple(storages)
+    return graph, storages
 
 
 BACKEND_THREADS = 2
@@ -324,14 +319,10 @@ def _read_and_overwritten(flow: Dataflow) -> list[fx.Node]:
     read = frozenset(s for n in flow.kernels for s in flow.reads[n])
     found = []
     for placeholder, result in flow.mutated.items():
-        own = frozenset(flow.storages_of[placeholder])
-        new = frozenset(flow.storages_of[result])
-        for kernel in flow.kernels:
-            if not own & _state_read(flow, kernel):
-                continue
-            if not (new >= frozenset(flow.makes[kernel]) and not read & frozenset(flow.makes[kernel])):
-                found.append(placeholder)
-                break
+        own, new = frozenset(flow.storages_of[placeholder]), frozenset(flow.storages_of[result])
+        made = [frozenset(flow.makes[kernel]) for kernel in flow.kernels if own & _state_read(flow, kernel)]
+        if not all(makes <= new and not makes & read for makes in made):
+            found.append(placeholder)
     return found
 
 

@@ -69,9 +69,8 @@ def logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
             continue
         for logger in vars(sys.modules.get(name, sys)).values():
             if isinstance(logger, logging.Logger):
-                for method in ("debug", "info", "warning", "warning_once", "warning_advice", "error"):
-                    if hasattr(logger, method):
-                        found.add(getattr(logger, method))
+                methods = ("debug", "info", "warning", "warning_once", "warning_advice", "error")
+                found.update(getattr(logger, method) for method in methods if hasattr(logger, method))
     if hasattr(logging.Logger, "warning_once"):
         found.add(logging.Logger.warning_once)
     return frozenset(found)

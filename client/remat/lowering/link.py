@@ -189,7 +189,7 @@ class LinkFigures(NamedTuple):
 
 @cache
 def measured_link(device: torch.device, sizes: Sequence[int] = SIZES) -> LinkFigures:
-    """The figures of a device's link, measured once: each the best of a few sizes and repetitions, rounded as times are.
+    """The figures of a device's link, measured once: each the best of some sizes and repetitions, rounded as times are.
 
     On a CPU a copy is one of the process's own: nothing runs next to it.
     """
