@@ -28,7 +28,7 @@ class _Recorder(Backend):
 
     def __init__(self) -> None:
         super().__init__(Fraction(1.0), planner_for("greedy"), SolveOptions(on_failure="raise"))
-        self._traced: Traced | None = None
+        self.traced: Traced | None = None
 
     def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
         """Keep it.
@@ -36,13 +36,8 @@ class _Recorder(Backend):
         Raises:
             PlannedAhead: always.
         """
-        self._traced = traced
+        self.traced = traced
         raise PlannedAhead(None, graph.draws)
-
-    def take(self) -> Traced | None:
-        """What was traced, if anything; it is not kept any longer, for Dynamo keeps each backend until it is reset."""
-        traced, self._traced = self._traced, None
-        return traced
 
 
 def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Traced:
@@ -83,7 +78,7 @@ def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, An
             f"{type(module).__name__} cannot be captured as one graph: {advice(module, found)}{first_line(found)}"
             f"{place(str(found))}"
         ) from error
-    traced = recorder.take()
+    traced, recorder.traced = recorder.traced, None  # Dynamo keeps each backend until it is reset
     if traced is None:
         why = "it gives no gradients" if recorder.graphs else NOTHING_CAPTURED
         raise CaptureError(f"there is no training step in the call of this {type(module).__name__}: {why}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -94,8 +93,13 @@ def curve(step: Priced, ends: tuple[Point, Point]) -> list[Point]:
     for size in (UnitBytes(peak, held) for peak in peaks for held in holds if held <= peak):
         problem = unit_problem(graph, size)
         answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
-        if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):
-            found[point_of(step, answer.plan, size)] = None
+        if not isinstance(answer.plan, Plan):
+            continue
+        try:
+            verify(problem, answer.plan)
+        except InvalidPlan:
+            continue
+        found[point_of(step, answer.plan, size)] = None
     return list(found)
 
 
@@ -134,13 +138,6 @@ def solved(step: Priced, point: Point, room_bytes: int, planner: Planner, asking
 def unit_problem(graph: Graph, size: UnitBytes) -> Problem:
     """What is asked about a unit within its bounds."""
     return Problem(bounded(graph, size), graph.fixed_bytes + bytes_of(size.peak))
-
-
-def _passes(problem: Problem, plan: Plan) -> bool:
-    with suppress(InvalidPlan):
-        verify(problem, plan)
-        return True
-    return False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
