@@ -102,7 +102,7 @@ def test_a_model_that_starts_from_a_devices_segments_goes_on_from_there() -> Non
     small = {"address": 0, "size": 2 * MIB - 512, "state": "inactive"}
     blocks = [{"address": 2 * MIB - 512, "size": 512, "requested_size": 4, "state": "active_allocated"}]
     segment = {"segment_type": "small", "blocks": [small, *blocks]}
-    allocator = Allocator.of_segments([segment])
+    allocator = Allocator(None, [segment])
     assert allocator.now == allocator.peak == Bytes(4, 512, 2 * MIB)
     assert allocator.allocate(MIB).start == 0
     assert allocator.now.reserved == 2 * MIB

@@ -39,7 +39,7 @@ def test_any_sequence_of_requests_reserves_the_same(seed: int, expandable: bool)
     largest = draw.choice((2**16, 2 * MIB, 24 * MIB, 64 * MIB))
     with device.expandable_segments() if expandable else device.lazy_streams(True):
         device.empty_cache()
-        model = Allocator.of_segments(device.segments(device.SPARE), Settings(expandable=expandable))
+        model = Allocator(Settings(expandable=expandable), device.segments(device.SPARE))
         for _ in range(300):
             if held and draw.random() < 0.45:
                 block, address = held.pop(draw.randrange(len(held)))
@@ -94,7 +94,7 @@ def trained_as_predicted(whole: Case, step: TrainingStep, plan: Plan) -> int:
     whole.module.zero_grad()
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(whole.module.parameters())
-    before = Allocator.of_segments(there.segments(), Settings.of_process())
+    before = Allocator(Settings.of_process(), there.segments())
     predicted = reserved(step, plan, before, Job(optimizer))
     there.reset_peaks()
     for _ in range(STEPS):

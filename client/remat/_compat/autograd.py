@@ -79,16 +79,18 @@ def version_counter(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def _nodes_of_calls(behind: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of autograd's graph that AOTAutograd has made for calls, those nearest to some others."""
+def _nodes_of_calls(behind: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """The nodes of autograd's graph that AOTAutograd has made for calls, those nearest to some others, each with the
+    backward function that it runs."""
     stack, seen = [*behind], set[Any]()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(getattr(node, "_forward_cls", None), "compiled_bw"):
-            yield node
+        kind: Any = getattr(node, "_forward_cls", None)
+        if hasattr(kind, "compiled_bw"):
+            yield node, kind.compiled_bw
         else:  # a view of an output
             stack += [following for following, _ in node.next_functions]
 
@@ -96,7 +98,7 @@ def _nodes_of_calls(behind: Iterable[Any]) -> Iterator[Any]:
 def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any]) -> Any:
     """The node of autograd's graph behind some outputs that runs a backward function of AOTAutograd's; None: none."""
     nodes = _nodes_of_calls(t.grad_fn for t in outputs)
-    return next((node for node in nodes if node._forward_cls.compiled_bw is function), None)
+    return next((node for node, runs in nodes if runs is function), None)
 
 
 def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], unless: Any) -> Any:
@@ -108,7 +110,7 @@ def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor
     """
     earlier = {t.grad_fn for t in inputs}
     nodes = _nodes_of_calls(t.grad_fn for t in outputs if t.grad_fn not in earlier)
-    return next((node for node in nodes if unless not in node.metadata), None)
+    return next((node for node, _ in nodes if unless not in node.metadata), None)
 
 
 def saved_tensors_have_hooks() -> bool:

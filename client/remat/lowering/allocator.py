@@ -77,6 +77,9 @@ class Block:
 class Allocator:
     """A caching allocator as it stands, with its peaks.
 
+    Args:
+        segments: of a device, as `torch.cuda.memory_snapshot` has them; the peaks begin with what is in use there.
+
     Example:
         >>> allocator = Allocator()
         >>> block = allocator.allocate(5 * 2**20)
@@ -84,21 +87,12 @@ class Allocator:
         Bytes(requested=5242880, allocated=5242880, reserved=20971520)
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, segments: Iterable[Mapping[str, Any]] = ()) -> None:
         self.settings = settings or Settings()
         self.now = self.peak = Bytes(0, 0, 0)
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._end = 0
         self._last: dict[bool, Block] = {}
-
-    @classmethod
-    def of_segments(cls, segments: Iterable[Mapping[str, Any]], settings: Settings | None = None) -> Allocator:
-        """One that stands as a device's does, with what is in use there; the peaks begin with that.
-
-        Args:
-            segments: those of `torch.cuda.memory_snapshot`.
-        """
-        made = cls(settings)
         for segment in segments:
             before = None
             small = segment["segment_type"] == "small"
@@ -109,14 +103,13 @@ class Allocator:
                 if before is not None:
                     before.after = block
                 if free:
-                    made._put(block)
-                made._count(asked or 0, 0 if free else block.size, block.size)
+                    self._put(block)
+                self._count(asked or 0, 0 if free else block.size, block.size)
                 before = block
-                made._end = max(made._end, block.start + block.size)
+                self._end = max(self._end, block.start + block.size)
             if before is not None and segment.get("is_expandable"):
-                made._last[small] = before
-        made.peak = made.now
-        return made
+                self._last[small] = before
+        self.peak = self.now
 
     def allocate(self, size: int) -> Block:
         """A block for so many bytes."""

@@ -54,7 +54,7 @@ class StepRoom(Room):
         """The peaks of training by a plan, with all that this process has on the device."""
         if self.device is None:
             return None
-        start = Allocator.of_segments(self.segments, Settings.of_process())
+        start = Allocator(Settings.of_process(), self.segments)
         return reserved(self._step, plan, start, self._job, self._absent)
 
     def reserved(self, plan: object) -> int:
