@@ -20,16 +20,6 @@ from torch.utils._device import _device_constructors
 
 from .versions import lacking, library, require
 
-__all__ = [
-    "COMPOSITE_ATTENTION",
-    "EFFICIENT_ATTENTION",
-    "FLASH_ATTENTION",
-    "FLASH_ATTENTION_BACKWARD",
-    "OnMeta",
-    "fake_cuda",
-    "replaced",
-]
-
 require(lacking((), ((torch._C, "_ensureCUDADeviceGuardSet"), (torch._C, "_accelerator_getAccelerator"))))
 
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention.default

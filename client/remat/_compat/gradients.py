@@ -12,18 +12,6 @@ import torch
 
 from .autograd import backward_task
 
-__all__ = [
-    "accumulate_by_hand",
-    "gives_all_gradients",
-    "has_gradient_hooks",
-    "has_hooks_after_accumulation_alone",
-    "is_used_up",
-    "run_hooks_after_accumulation",
-    "used_up",
-    "when_backward_ends",
-    "will_accumulate",
-]
-
 _BY_HAND = "remat: accumulated by hand in this task"
 
 
