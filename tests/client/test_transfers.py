@@ -18,7 +18,7 @@ import remat
 from client.small_models import CASES, Case
 from client.test_exact import QUICK, WithLoss, callable_of, everything_again, outcome, peak, random_plan
 from client.transferring import LINK, Mover, linked, with_transfers
-from remat.cli.look import explained
+from remat.cli.show import explained
 from remat.lowering import transfers
 from remat.planning.profiles import DiskProfiles
 from remat.planning.summary import headline, journeys, journeys_text, moved
