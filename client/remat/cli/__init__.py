@@ -12,10 +12,10 @@ import typer
 from remat_ir import RematError
 
 from ..planning.phases import Lines
-from . import doctor, model, service, show, solve, sweep
+from . import doctor, model, service, show, solve
 from .app import INTERRUPTED, app, error_code
 
-COMMANDS = (model, solve, sweep, show, service, doctor)
+COMMANDS = (doctor, model, service, show, solve)
 """The modules whose commands have joined the app by being imported, in no order that matters."""
 
 ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
