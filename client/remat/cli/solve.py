@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -125,8 +124,8 @@ def linked(subject: Subject, link: str | None) -> Subject:
     return replace(subject, link_bytes_per_s=slower, host_bytes=found.host_bytes)
 
 
-def options_of(given: list[str] | None) -> dict[str, object]:
-    """KEY=VALUE pairs as a method's options; a value that is JSON is read as such."""
+def options_of(given: list[str] | None) -> dict[str, object] | None:
+    """KEY=VALUE pairs as a method's options, if there are any; a value that is JSON is read as such."""
     found: dict[str, object] = {}
     for pair in given or []:
         key, equals, text = pair.partition("=")
@@ -136,7 +135,7 @@ def options_of(given: list[str] | None) -> dict[str, object]:
             found[key] = json.loads(text)
         except ValueError:
             found[key] = text
-    return found
+    return found or None
 
 
 @app.command()
@@ -302,9 +301,7 @@ def export(
         raise InvalidData(f"{file}: export takes graphs only")
     if form not in GRAPH_FORMATS:
         problem = Problem(subject, budget_of(subject, budget, budget_fraction))
-        write_text(
-            output, solver_door("export_model")(problem, form, method=method, options=options_of(option) or None)
-        )
+        write_text(output, solver_door("export_model")(problem, form, method=method, options=options_of(option)))
     elif budget is not None or budget_fraction is not None or option:
         raise InvalidData(f"--format {form} writes the graph alone: it takes no budget and no options")
     else:
@@ -333,7 +330,7 @@ def import_solution(
     subject = read_subject(file)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     found: Answer = solver_door("import_solution")(
-        problem, read_text(solution), method=method, options=options_of(option) or None
+        problem, read_text(solution), method=method, options=options_of(option)
     )
     return given_out(checked(problem, found), output, as_json)
 
@@ -377,7 +374,7 @@ def sweep(
             subject,
             asked,
             points=points,
-            options=options_of(option) or None,
+            options=options_of(option),
             on_answer=tell,
             method=method,
             time_limit_s=time_limit,
@@ -387,14 +384,26 @@ def sweep(
         evenly = {budget_at(subject, Fraction(i + 1, points)) for i in range(points)}
         # largest first, because a bound at a larger budget holds at every smaller one
         budgets_bytes = sorted(asked or evenly, reverse=True)
-        ask = planner.sweep if isinstance(planner, ServicePlanner) else partial(_one_by_one, planner)
-        answers = reversed(ask(subject, budgets_bytes, asking, on_answer=tell))
+        if isinstance(planner, ServicePlanner):
+            answers = planner.sweep(subject, budgets_bytes, asking, on_answer=tell)
+        else:
+            answers = []
+            for size in budgets_bytes:
+                answers.append(planner.plan(Problem(subject, size), asking))
+                tell(answers[-1])
+        answers = reversed(answers)
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
+    plain = plain_peak(subject)
     if png is not None:
-        curve_picture(png, found, plain_peak(subject))
+        curve_picture(png, found, plain)
     if csv_file is not None:
         _write_csv(csv_file, found)
-    _print_curve(found, subject, as_json)
+    if as_json:
+        print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in found]}))
+    else:
+        console = Console()
+        console.print(_curve_table(found, subject, plain))
+        console.print(curve_chart(found, plain, width=min(console.width, 100)), highlight=False)
     return 0 if any(answer.plan is not None for answer in found) else NOTHING_FOUND
 
 
@@ -421,7 +430,13 @@ def max_batch(
     quiet: options.Quiet = False,
 ) -> int:
     """Find the largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
-    family = _family(file, budget, at_batch, input_bytes, all_grow)
+    subject = read_subject(file)
+    if not isinstance(subject, Graph):
+        raise InvalidData(f"{file}: a batch is searched for graphs only")
+    if at_batch < 1:
+        raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
+    values = tuple(range(subject.values)) if all_grow else None
+    family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
     asking = solve_options_of(method, time_limit, 0.0, name=name)
     planner = asked_planner(base_url, local, options_of(option))
 
@@ -433,15 +448,15 @@ def max_batch(
         found = largest_batch(planner, family, asking, total_s=total, on_step=tell)
     else:
         found = solver_door("max_batch")(
-            family.graph,
+            subject,
             family.budget_bytes,
             batch=at_batch,
-            values=family.values,
+            values=values,
             batch_bytes=family.batch_bytes,
             method=method,
             time_limit_s=time_limit,
             total_s=total,
-            options=options_of(option) or None,
+            options=options_of(option),
             on_step=tell,
         )
     if output is not None and found.answer is not None and found.answer.plan is not None:
@@ -453,16 +468,6 @@ def max_batch(
     else:
         print(_in_words(found, budget))
     return 0 if found.batch else NOTHING_FOUND
-
-
-def _family(file: Path, budget: str, at_batch: int, input_bytes: str, all_grow: bool) -> BatchFamily:
-    subject = read_subject(file)
-    if not isinstance(subject, Graph):
-        raise InvalidData(f"{file}: a batch is searched for graphs only")
-    if at_batch < 1:
-        raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
-    values = tuple(range(subject.values)) if all_grow else None
-    return BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
 
 
 def _in_words(found: LargestBatch, budget: str) -> str:
@@ -485,42 +490,17 @@ def budgets_of(subject: Subject, text: str) -> list[int]:
     return sorted(found)
 
 
-def _one_by_one(
-    planner: Planner,
-    subject: Subject,
-    budgets: Sequence[int],
-    asking: SolveOptions,
-    *,
-    on_answer: Callable[[Answer], None],
-) -> list[Answer]:
-    answers = []
-    for budget in budgets:
-        answers.append(planner.plan(Problem(subject, budget), asking))
-        on_answer(answers[-1])
-    return answers
-
-
 def _outcome(answer: Answer) -> str:
     if answer.overhead is None:
         return answer.status.value
     return f"{percent(answer.overhead)} over, {answer.ending}, gap {percent(answer.gap or 0.0)}"
 
 
-def _print_curve(answers: Sequence[Answer], subject: Subject, as_json: bool) -> None:
-    plain = plain_peak(subject)
-    if as_json:
-        print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in answers]}))
-        return
-    console = Console()
-    console.print(_curve_table(answers, subject))
-    console.print(curve_chart(answers, plain, width=min(console.width, 100)), highlight=False)
-
-
-def _curve_table(answers: Sequence[Answer], subject: Subject) -> Table:
+def _curve_table(answers: Sequence[Answer], subject: Subject, plain: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("budget", "fraction", "overhead", "cost", "gap", "peak", "status"):
         table.add_column(name, justify="left" if name == "status" else "right")
-    plain, fixed = plain_peak(subject), subject.fixed_bytes
+    fixed = subject.fixed_bytes
     for answer in answers:
         share = (answer.budget_bytes - fixed) / max(1, plain - fixed)
         table.add_row(
