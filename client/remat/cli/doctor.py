@@ -236,10 +236,10 @@ def doctor(
     if as_json:
         print(json.dumps([{"what": what, "fine": fine, "found": found} for what, fine, found in checks]))
     else:
-        console = Console()
+        console = Console(highlight=False)
         for what, fine, found in checks:
             mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[fine]
-            console.print(f"{mark} {what:<{width}} {found}", highlight=False)
+            console.print(f"{mark} {what:<{width}} {found}")
     return BAD_INPUT if any(fine is False for _, fine, _ in checks) else 0
 
 

@@ -105,10 +105,10 @@ def told(found: Any, console: Console) -> None:
     """Print what was captured, how long it took, and where its costs are from."""
     graph = found.graph
     seconds = ", ".join(f"{name} {took:.1f} s" for name, took in found.seconds.items())
-    console.print(f"{found.name}: {graph.ops} ops, {graph.values} values; {seconds}", highlight=False)
-    console.print(f"costs: {'' if found.target else 'measured on '}{found.priced}", highlight=False)
+    console.print(f"{found.name}: {graph.ops} ops, {graph.values} values; {seconds}")
+    console.print(f"costs: {'' if found.target else 'measured on '}{found.priced}")
     fixed = ", ".join(f"{name} {readable(size)}" for name, size in found.step.fixed.items() if size)
-    console.print(f"fixed: {fixed}", highlight=False)
+    console.print(f"fixed: {fixed}")
 
 
 @app.command(help="Capture the training step of MODEL as a graph file, with the names of its modules." + EXAMPLE)
@@ -125,10 +125,10 @@ def capture(
     found = captured(model, device, batch, optimizer, base_url, quiet)
     write_json(output, found.graph.to_json(names=True))
     if not quiet:
-        console = Console(stderr=str(output) == "-")
+        console = Console(stderr=str(output) == "-", highlight=False)
         told(found, console)
         plain = readable(plain_peak(found.graph))
-        console.print(f"plain training needs {plain}; remat solve {output} --budget 50% plans it", highlight=False)
+        console.print(f"plain training needs {plain}; remat solve {output} --budget 50% plans it")
     return 0
 
 
@@ -207,7 +207,7 @@ def plan(
         return code_of(answer)
     _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size, share)
     if flags is not None and stack is not None:
-        Console().print(_flags_line(stack, flags, answer), highlight=False, soft_wrap=True)
+        Console(highlight=False).print(_flags_line(stack, flags, answer), soft_wrap=True)
     return code_of(answer)
 
 
@@ -222,17 +222,17 @@ def _flags_line(stack: str, flags: Setting, answer: Answer) -> str:
 
 def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int, share: bool) -> None:
     """Print what was captured, what the plan costs, how sure that is, and the memory over the step."""
-    console = Console()
+    console = Console(highlight=False)
     told(found, console)
     line = headline(found.graph, answer, peak_bytes=found.peak_bytes(plan), url=url)
     if share:
-        console.print(share_sentence(found.graph, size), highlight=False, soft_wrap=True)
-    console.print(line, highlight=False, style="bold", soft_wrap=True)
+        console.print(share_sentence(found.graph, size), soft_wrap=True)
+    console.print(line, style="bold", soft_wrap=True)
     if found.target is not None:
         size_there = readable(found.reserved_bytes(plan))
-        console.print(f"{size_there} reserved by torch's allocator, the optimizer's step included", highlight=False)
-    console.print(sure(found, plan), highlight=False)
-    console.print(memory_chart(curve, size, width=min(console.width, 110)), highlight=False)
+        console.print(f"{size_there} reserved by torch's allocator, the optimizer's step included")
+    console.print(sure(found, plan))
+    console.print(memory_chart(curve, size, width=min(console.width, 110)))
 
 
 def sure(found: Any, plan: Plan) -> str:
@@ -359,11 +359,11 @@ def fit(
     if as_json:
         print(json.dumps(found.figures, allow_nan=False))
     else:
-        console = Console()
-        console.print(str(found), highlight=False, soft_wrap=True)
+        console = Console(highlight=False)
+        console.print(str(found), soft_wrap=True)
         if found.curve:
-            console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
-            console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
+            console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan")
+            console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)))
     return 0 if found.fits else NOTHING_FOUND
 
 
@@ -436,11 +436,11 @@ def compare(
     if as_json:
         print(json.dumps({"budget_bytes": problem.budget_bytes, "ways": rows}, allow_nan=False))
     else:
-        console = Console()
+        console = Console(highlight=False)
         console.print(_table(rows, plain_peak(graph), problem.budget_bytes))
         for row in rows:
             if row["overhead"] is None:
-                console.print(f"{row['way']}: {row['ending']}", highlight=False, soft_wrap=True)
+                console.print(f"{row['way']}: {row['ending']}", soft_wrap=True)
     return 0
 
 

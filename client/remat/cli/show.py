@@ -68,47 +68,39 @@ def answer_table(answer: Answer) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
-    status = Text(answer.ending, style=STYLES.get(answer.status.value, ""))
-    table.add_row("status", status)
-    for name, text in answer_rows(answer):
-        table.add_row(name, text)
-    if answer.message:
-        table.add_row("", answer.message)
-    return table
-
-
-def answer_rows(answer: Answer) -> list[tuple[str, str]]:
-    """The known members of an answer as text."""
-    rows = [("method", answer.method)]
+    table.add_row("status", Text(answer.ending, style=STYLES.get(answer.status.value, "")))
+    table.add_row("method", answer.method)
     if answer.cost_ns is not None:
-        rows.append(("cost", duration(answer.cost_ns)))
+        table.add_row("cost", duration(answer.cost_ns))
     if answer.overhead is not None:
-        rows.append(("overhead", percent(answer.overhead)))
+        table.add_row("overhead", percent(answer.overhead))
     if answer.chain_overhead is not None and answer.overhead is not None:
         text = f"persistent chain optimum {percent(answer.chain_overhead)}, this plan {percent(answer.overhead)}"
-        rows.append(("baseline", text))
+        table.add_row("baseline", text)
     if answer.bound_ns is not None:
         within = f" within {', '.join(answer.restricted_to)}" if answer.restricted_to else ""
-        rows.append(("bound", duration(answer.bound_ns) + within))
-        rows.append(("", _who_proves(answer)))
+        table.add_row("bound", duration(answer.bound_ns) + within)
+        table.add_row("", _who_proves(answer))
     if answer.gap is not None:
-        rows.append(("gap", percent(answer.gap)))
+        table.add_row("gap", percent(answer.gap))
     if answer.peak_bytes is not None:
-        rows.append(("peak", readable(answer.peak_bytes)))
-    rows.append(("budget", readable(answer.budget_bytes)))
+        table.add_row("peak", readable(answer.peak_bytes))
+    table.add_row("budget", readable(answer.budget_bytes))
     if answer.plan is None and answer.least_budget_bytes is not None:
-        rows.append(("is enough", readable(answer.least_budget_bytes, up=True)))
+        table.add_row("is enough", readable(answer.least_budget_bytes, up=True))
     if answer.plan is None and answer.least_budget_bound_bytes is not None:
         least = answer.least_budget_bound_bytes
         claimed = answer.status is Status.INFEASIBLE and answer.claimed_by
         sure = f"claimed by {answer.claimed_by}" if claimed else "certified"
-        rows.append(("needed at least", f"{readable(least)}, {sure}"))
-    rows.append(("took", f"{answer.seconds:.2f} s" + (f", until {answer.limit}" if answer.limit else "")))
+        table.add_row("needed at least", f"{readable(least)}, {sure}")
+    table.add_row("took", f"{answer.seconds:.2f} s" + (f", until {answer.limit}" if answer.limit else ""))
     if answer.id is not None:
-        rows.append(("id", answer.id))
+        table.add_row("id", answer.id)
     if answer.cache is not None:
-        rows.append(("cache", answer.cache))
-    return rows
+        table.add_row("cache", answer.cache)
+    if answer.message:
+        table.add_row("", answer.message)
+    return table
 
 
 def _who_proves(answer: Answer) -> str:
@@ -396,12 +388,11 @@ def show(
         data = {"memory_bytes": curve, "plain_memory_bytes": plain, "budget_bytes": line, "cost_ns": cost}
         print(json.dumps({**data, "peak_bytes": max(curve), "plain_peak_bytes": max(plain)}))
         return 0
-    console = Console()
-    console.print(memory_chart(curve, line, width=min(console.width, 110)), highlight=False)
+    console = Console(highlight=False)
+    console.print(memory_chart(curve, line, width=min(console.width, 110)))
     console.print(
         f"peak {readable(max(curve))}, plain {readable(max(plain))}, fixed {readable(subject.fixed_bytes)}, "
-        f"{percent(overhead_of(cost, subject.total_cost_ns))} over one pass",
-        highlight=False,
+        f"{percent(overhead_of(cost, subject.total_cost_ns))} over one pass"
     )
     return 0
 
@@ -425,23 +416,21 @@ def explain(
     if as_json:
         print(json.dumps(found))
         return 0
-    console = Console()
+    console = Console(highlight=False)
     console.print(
         f"{graph.ops} ops, {graph.values} values; plain peak {readable(found['plain_peak_bytes'])}, "
-        f"peak {readable(found['peak_bytes'])} at {found['peak_op']}",
-        highlight=False,
+        f"peak {readable(found['peak_bytes'])} at {found['peak_op']}"
     )
     console.print(_rows("resident at the peak", ("value of", "bytes"), found["resident"][:top], readable))
     if isinstance(plan, Plan) and found["moved"]:
-        console.print(journeys_text(graph, plan, top), highlight=False, soft_wrap=True)
-        console.print(f"{moved(graph, plan)}", highlight=False)
+        console.print(journeys_text(graph, plan, top), soft_wrap=True)
+        console.print(f"{moved(graph, plan)}")
     if found["recomputed"]:
         rows = [(f"{row['op']} ×{row['times']}", row["cost_ns"]) for row in found["recomputed"]]
         console.print(_rows("computed again", ("op", "extra cost"), rows[:top], duration))
         times, ops = sum(row["times"] for row in found["recomputed"]), len(found["recomputed"])
         console.print(
-            f"{counted(times, 'recomputation')} of {counted(ops, 'op')}, {percent(found['overhead'])} over one pass",
-            highlight=False,
+            f"{counted(times, 'recomputation')} of {counted(ops, 'op')}, {percent(found['overhead'])} over one pass"
         )
     return 0
 

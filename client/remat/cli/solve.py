@@ -401,9 +401,9 @@ def sweep(
     if as_json:
         print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in found]}))
     else:
-        console = Console()
+        console = Console(highlight=False)
         console.print(_curve_table(found, subject, plain))
-        console.print(curve_chart(found, plain, width=min(console.width, 100)), highlight=False)
+        console.print(curve_chart(found, plain, width=min(console.width, 100)))
     return 0 if any(answer.plan is not None for answer in found) else NOTHING_FOUND
 
 
