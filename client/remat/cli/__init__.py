@@ -12,11 +12,8 @@ import typer
 from remat_ir import RematError
 
 from ..planning.phases import Lines
-from . import doctor, model, service, show, solve
+from . import doctor, model, service, show, solve  # noqa: F401  their commands join the app
 from .app import INTERRUPTED, app, error_code
-
-COMMANDS = (doctor, model, service, show, solve)
-"""The modules whose commands have joined the app by being imported, in no order that matters."""
 
 ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

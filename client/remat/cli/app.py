@@ -24,21 +24,8 @@ from ..planning.folder import write_whole
 BAD_INPUT, INFEASIBLE, NOTHING_FOUND, SERVICE, INTERRUPTED = 2, 3, 4, 5, 130
 
 ORDER = (
-    *(
-        "capture",
-        "plan",
-        "fit",
-        "compare",
-        "solve",
-        "verify",
-        "sweep",
-        "max-batch",
-        "show",
-        "explain",
-        "export",
-        "import-solution",
-    ),
-    *("attach", "cancel", "ls", "doctor", "warm"),
+    *("capture", "plan", "fit", "compare", "solve", "verify", "sweep", "max-batch", "show", "explain", "export"),
+    *("import-solution", "attach", "cancel", "ls", "doctor", "warm"),
 )
 
 

@@ -35,7 +35,7 @@ FORMAT = "remat-gpu-report/1"
 STAND_IN = "stand-in"
 """The name of the device that is none: its reports show that the program works, and nothing about a GPU."""
 
-BITS = (
+ONE_DEVICE = (
     "bits fp32",
     "bits tf32",
     "bits bf16",
@@ -44,9 +44,6 @@ BITS = (
     "bits math attention",
     "bits convolutions",
     "bits lstm dropout",
-)
-ONE_DEVICE = (
-    *BITS,
     "spread flash attention",
     "spread efficient attention",
     "spread convolutions with benchmark",
@@ -158,10 +155,8 @@ def _memory(samples: Mapping[str, Any]) -> tuple[bool, str]:
 
 def _limit(samples: Mapping[str, Any]) -> tuple[bool, str]:
     plan, plain = int(samples["plan"]), int(samples["plain"])
-    said = (
-        f"on {readable(samples['budget'])}, of which {readable(samples['outside'])} lie outside of the allocator, the "
-    )
-    said += f"plan ran {plan} steps with {readable(samples['reserved'])} reserved"
+    said = f"on {readable(samples['budget'])}, of which {readable(samples['outside'])} lie outside of the allocator, "
+    said += f"the plan ran {plan} steps with {readable(samples['reserved'])} reserved"
     said += f" ({readable(samples['predicted_reserved'])} predicted)"
     if plan < STEPS:
         return False, f"{said}, then it was out of memory"
@@ -318,10 +313,9 @@ def _check_gpus(budget: int | None) -> list[Check]:
         uuid = f"GPU-{getattr(there.properties, 'uuid', '')}"
         driver = flags.driver_says(uuid, "driver_version") or "unknown"
         said = f"{there.properties.name}, driver {driver}, {readable(free)} free of {readable(total)}"
-        fits = True if budget is None else free >= budget
-        said += (
-            "" if budget is None else f", {'enough for' if fits else 'too little for'} a budget of {readable(budget)}"
-        )
+        fits = budget is None or free >= budget
+        if budget is not None:
+            said += f", {'enough for' if fits else 'too little for'} a budget of {readable(budget)}"
         found.append((str(there.device), fits, said))
     if not found:
         return [("gpu", None if budget is None else False, "torch finds none here")]
