@@ -28,6 +28,12 @@ class Ran:
         return json.loads(self.out)
 
 
+def written(path: Path, data: object) -> Path:
+    """A file of JSON."""
+    path.write_text(json.dumps(data))
+    return path
+
+
 @pytest.fixture
 def remat(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Any]:
     """The entry point itself: torch and the solver are imported once for all, and what engines write is seen too."""

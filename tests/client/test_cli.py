@@ -10,16 +10,35 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import highspy
+import networkx as nx
 import pytest
 from benchmarks.graphs.instances import instance
 
 from client.commands import remat as remat  # a fixture
+from client.commands import written
 from client.liar import Said, in_turn, lying
 from drawn import layered
 from remat import settings
 from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
+from remat.cli.show import percent
 from remat.planning.greedy import greedy_answer
-from remat_ir import Answer, Graph, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
+from remat_ir import (
+    Answer,
+    Chain,
+    Graph,
+    Join,
+    Plan,
+    Problem,
+    Subject,
+    budget_at,
+    graph_of,
+    plain_peak,
+    plain_plan,
+    to_node_link,
+    verify,
+)
+from remat_solver.exchange import from_networkx
 
 
 def chain_graph(layers: int = 8, **more: Any) -> Graph:
@@ -28,31 +47,52 @@ def chain_graph(layers: int = 8, **more: Any) -> Graph:
     )
 
 
+CHAIN = Chain(
+    forward_ns=(40, 50, 30, 60, 20, 10),
+    backward_ns=(80, 90, 70, 120, 40, 20),
+    forward_workspace_bytes=(0, 2, 0, 1, 0, 0),
+    backward_workspace_bytes=(3, 0, 0, 2, 0, 0),
+    tape_bytes=(20, 30, 25, 20, 15, 1),
+    activation_bytes=(8, 10, 12, 9, 10, 8, 1),
+    gradient_bytes=(0, 10, 12, 9, 10, 8, 1),
+    link_bytes_per_s=400_000_000,
+)
+JOIN = Join(lengths=(4, 6), forward_ns=3, backward_ns=5, turn_ns=2, slots=8)
+GRAPH = graph_of(
+    [3, 1, 4, 1, 5, 9, 2, 6],
+    [9, 7, 9, 3, 2, 3, 2, 4],
+    [[], [0], [1], [2], [2, 3], [1, 4], [0, 5], [6]],
+    backward_from=4,
+    op_names=tuple("abcdefgh"),
+)
+
+
 @pytest.fixture
 def graph_file(tmp_path: Path) -> Path:
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps(chain_graph().to_json()))
-    return path
+    return written(tmp_path / "graph.json", chain_graph().to_json())
 
 
-def test_solve_prints_the_answer_object_and_nothing_else(remat: Any, graph_file: Path) -> None:
-    ran = remat("solve", graph_file, "--budget", 14, "--json")
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "step.json", GRAPH.to_json(names=True))
+
+
+def test_solve_prints_an_answer_that_verify_holds_to_its_claims(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+    """The answer object, and nothing else."""
+    ran = remat("solve", graph_file, "--budget", "14B", "--json")
     assert ran.code == 0
     answer = Answer.from_json(ran.data)
     problem = Problem(chain_graph(), 14)
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     named = {"status", "method", "cost_ns", "bound_ns", "overhead", "gap", "peak_bytes", "budget_bytes", "seconds"}
-    named |= {
-        "id",
-        "limit",
-        "restricted_to",
-        "least_budget_bytes",
-        "least_budget_bound_bytes",
-        "digest",
-        "cache",
-        "plan",
-    }
-    assert named <= set(ran.data)
+    named |= {"id", "limit", "restricted_to", "least_budget_bytes", "least_budget_bound_bytes", "digest", "cache"}
+    assert named | {"plan"} <= set(ran.data)
+    said = written(tmp_path / "answer.json", ran.data)
+    assert remat("verify", graph_file, said, "-b", 14).code == 0
+    written(said, {**ran.data, "cost_ns": ran.data["cost_ns"] - 1})
+    held = remat("verify", graph_file, said, "-b", 14)
+    assert held.code == 2
+    assert "claimed cost" in held.err
 
 
 def test_solve_writes_a_plan_that_verify_takes(remat: Any, graph_file: Path, tmp_path: Path) -> None:
@@ -67,20 +107,8 @@ def test_solve_writes_a_plan_that_verify_takes(remat: Any, graph_file: Path, tmp
     assert ran.data["peak_bytes"] <= ran.data["budget_bytes"]
 
 
-def test_verify_takes_an_answer_and_holds_it_to_its_claims(remat: Any, graph_file: Path, tmp_path: Path) -> None:
-    said = remat("solve", graph_file, "-b", "14B", "--json").data
-    file = tmp_path / "answer.json"
-    file.write_text(json.dumps(said))
-    assert remat("verify", graph_file, file, "-b", 14).code == 0
-    file.write_text(json.dumps({**said, "cost_ns": said["cost_ns"] - 1}))
-    ran = remat("verify", graph_file, file, "-b", 14)
-    assert ran.code == 2
-    assert "claimed cost" in ran.err
-
-
 def test_verify_names_the_first_wrong_step(remat: Any, graph_file: Path, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps(plain_plan(chain_graph()).to_json()))
+    plan = written(tmp_path / "plan.json", plain_plan(chain_graph()).to_json())
     ran = remat("verify", graph_file, plan, "-b", 14)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"remat: {plan}: step ")
@@ -90,30 +118,24 @@ def test_verify_names_the_first_wrong_step(remat: Any, graph_file: Path, tmp_pat
     assert "over the budget" in ran.data["reason"]
 
 
-def test_a_budget_too_small_is_an_answer(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+def test_a_budget_too_small_is_an_answer_that_verify_checks(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     ran = remat("solve", graph_file, "-b", 3, "-o", plan, "--json")
-    assert ran.code == 3
-    assert ran.data["status"] == "infeasible"
-    assert ran.data["least_budget_bound_bytes"] > 3
+    least = ran.data["least_budget_bound_bytes"]
+    assert (ran.code, ran.data["status"]) == (3, "infeasible")
+    assert least > 3
     assert not plan.exists()
     assert "infeasible" in remat("solve", graph_file, "-b", 3).out
-
-
-def test_verify_checks_that_no_plan_fits(remat: Any, graph_file: Path, tmp_path: Path) -> None:
-    answer = tmp_path / "answer.json"
-    answer.write_text(remat("solve", graph_file, "-b", 3, "--json").out)
-    least = json.loads(answer.read_text())["least_budget_bound_bytes"]
+    answer = written(tmp_path / "answer.json", ran.data)
     ran = remat("verify", graph_file, answer, "-b", 3)
     assert ran.code == 0
     assert ran.out.startswith("certified: no plan fits 3 B; every plan needs at least")
     assert remat("verify", graph_file, answer, "-b", 3, "--json").data["least_budget_bytes"] == least
     told = {"status": "infeasible", "method": "rumour", "budget_bytes": 14, "least_budget_bound_bytes": 99}
-    answer.write_text(json.dumps(told))
-    ran = remat("verify", graph_file, answer, "-b", 14)
+    ran = remat("verify", graph_file, written(answer, told), "-b", 14)
     assert ran.code == 2
     assert "claimed by rumour" in ran.err
-    answer.write_text(json.dumps(told | {"status": "nothing_found"}))
+    written(answer, told | {"status": "nothing_found"})
     assert "has no plan" in remat("verify", graph_file, answer, "-b", 14).err
 
 
@@ -122,6 +144,9 @@ def test_progress_goes_to_standard_error(remat: Any, graph_file: Path) -> None:
     assert "incumbent" in ran.err
     assert "bound" in ran.err
     assert remat("solve", graph_file, "-b", 14, "-q").err == ""
+
+
+STEP = graph_of([3, 3, 3, 3], [1, 2, 2, 1], [[], [0], [1], [2]]).to_json()
 
 
 @pytest.mark.parametrize(
@@ -135,6 +160,17 @@ def test_progress_goes_to_standard_error(remat: Any, graph_file: Path) -> None:
         ('{"format": "remat-graph/1", "op_cost_ns": [NaN]}', "NaN"),
         ("\x00\x01", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
+        (json.dumps(STEP | {"op_cost_ns": [3, -1, 3, 3]}), "op 1: cost_ns must not be negative"),
+        (
+            json.dumps(STEP | {"op_inputs": [[], [0], [3], [2]]}),
+            "op 2: reads value 3, which op 3 makes: a forward reference or a cycle",
+        ),
+        (json.dumps(CHAIN.to_json() | {"forward_ns": [1, 2]}), "backward_ns has 6 entries where there are 2 stages"),
+        (json.dumps(JOIN.to_json() | {"lengths": [4, -1]}), "branch 1: length must not be negative"),
+        (
+            json.dumps(to_node_link(GRAPH) | {"links": [{"source": 0}]}),
+            "links[0]: there is no node None for its target (at /links/0/target)",
+        ),
     ],
 )
 def test_a_file_of_no_use_is_one_line_and_exit_2(text: str, says: str, remat: Any, tmp_path: Path) -> None:
@@ -145,22 +181,6 @@ def test_a_file_of_no_use_is_one_line_and_exit_2(text: str, says: str, remat: An
     assert ran.err.startswith(f"remat: {file}: ")
     assert says in ran.err
     assert ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"op_cost_ns": [3, -1, 3, 3]}, "op 1: cost_ns must not be negative"),
-        ({"op_inputs": [[], [0], [3], [2]]}, "op 2: reads value 3, which op 3 makes: a forward reference or a cycle"),
-    ],
-)
-def test_a_bad_graph_is_named_by_its_index(change: dict[str, Any], says: str, remat: Any, tmp_path: Path) -> None:
-    graph = graph_of([3, 3, 3, 3], [1, 2, 2, 1], [[], [0], [1], [2]]).to_json()
-    file = tmp_path / "bad.json"
-    file.write_text(json.dumps({**graph, **change}))
-    ran = remat("solve", file, "-f", "0.5")
-    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
-    assert says in ran.err
 
 
 @pytest.mark.parametrize(
@@ -238,8 +258,7 @@ def test_show_draws_and_tells(remat: Any, graph_file: Path, tmp_path: Path) -> N
 
 def test_explain_names_what_is_resident_and_what_runs_again(remat: Any, tmp_path: Path) -> None:
     graph = chain_graph(op_names=tuple(f"layer{i}" for i in range(16)), fixed_bytes=5)
-    file, plan = tmp_path / "named.json", tmp_path / "plan.json"
-    file.write_text(json.dumps(graph.to_json(names=True)))
+    file, plan = written(tmp_path / "named.json", graph.to_json(names=True)), tmp_path / "plan.json"
     remat("solve", file, "-b", 19, "-o", plan)
     ran = remat("explain", file, plan)
     assert ran.code == 0
@@ -304,9 +323,8 @@ def test_shell_completion_is_there(shell: str) -> None:
 
 
 def test_as_a_process(tmp_path: Path) -> None:
-    file = tmp_path / "graph.json"
     graph = instance("gpt-2-whole")
-    file.write_text(json.dumps(graph.to_json()))
+    file = written(tmp_path / "graph.json", graph.to_json())
     command = [sys.executable, "-m", "remat", "solve", "-", "-b", str(budget_at(graph, 0.9)), "--local", "--json"]
     with file.open() as stdin:
         ran = subprocess.run([*command, "-m", "greedy"], stdin=stdin, capture_output=True, text=True, timeout=120)
@@ -337,3 +355,127 @@ def test_kernels_are_compiled_ahead() -> None:
         assert ran.returncode == 0, ran.stderr
         assert re.match(r"(\d+) of \1 kernels are compiled in ", ran.stdout)
     assert "compiling" not in ran.stderr
+
+
+@pytest.mark.parametrize(("subject", "budget"), [(CHAIN, 60), (JOIN, 4)])
+def test_a_budget_under_the_least_is_infeasible_with_the_least(
+    subject: Subject, budget: int, remat: Any, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "subject.json", subject.to_json())
+    ran = remat("solve", file, "-b", budget, "--local", "--json")
+    assert ran.code == 3
+    answer = Answer.from_json(ran.data)
+    assert answer.status.value == "infeasible"
+    assert answer.least_budget_bytes is not None
+    assert answer.least_budget_bound_bytes is not None
+    assert budget < answer.least_budget_bound_bytes <= answer.least_budget_bytes
+    again = remat("solve", file, "-b", answer.least_budget_bytes, "-t", 3, "--local", "--json")
+    assert again.code == 0
+
+
+@pytest.mark.parametrize(("subject", "method"), [(CHAIN, "rotor"), (JOIN, "join"), (JOIN, "auto")])
+def test_a_method_is_reached_by_its_name(subject: Subject, method: str, remat: Any, tmp_path: Path) -> None:
+    budget = budget_at(subject, 0.9) if isinstance(subject, Chain) else 8
+    file = written(tmp_path / "subject.json", subject.to_json())
+    ran = remat("solve", file, "-b", budget, "-m", method, "-t", 5, "--local", "--json")
+    assert ran.code == 0, ran.err
+    answer = Answer.from_json(ran.data)
+    assert answer.method == method
+    assert answer.plan is not None
+    verify(Problem(subject, budget), answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+
+
+def test_a_link_for_a_graph(remat: Any, tmp_path: Path) -> None:
+    """Planned with transfers, verified with the link, refused without it."""
+    reads = [[], [0], *([i] for i in range(1, 10)), [0, 10]]
+    graph = graph_of([100] * 12, [200, *[10] * 5, 200, *[10] * 5], reads)
+    file, plan = written(tmp_path / "graph.json", graph.to_json()), tmp_path / "plan.json"
+    given = ("--budget", 230, "--link", "1GB")
+    ran = remat("solve", file, *given, "--local", "-t", 30, "-q", "-o", plan)
+    assert ran.code == 0, ran.err
+    assert '"offload"' in plan.read_text()
+    assert "valid: cost" in remat("verify", file, plan, *given).out
+    assert "offload needs a link to the host" in remat("verify", file, plan, "--budget", 230).err
+    assert "'slow' is no link" in remat("solve", file, "--budget", 230, "--link", "slow").err
+
+
+@pytest.mark.parametrize("form", ["mps", "lp"])
+def test_a_model_goes_out_and_its_solution_comes_back(form: str, remat: Any, file: Path, tmp_path: Path) -> None:
+    model, found, plan = tmp_path / f"model.{form}", tmp_path / "found.sol", tmp_path / "plan.json"
+    assert remat("export", file, "--format", form, "-b", "80%", "-o", model).code == 0
+    engine = highspy.Highs()
+    engine.silent()
+    engine.readModel(str(model))
+    engine.run()
+    engine.writeSolution(str(found), 0)
+    ran = remat("import-solution", file, found, "-b", "80%", "-o", plan, "--json")
+    assert ran.code == 0, ran.err
+    answer, problem = Answer.from_json(ran.data), Problem(GRAPH, budget_at(GRAPH, 0.8))
+    solved = remat("solve", file, "-b", "80%", "-m", "milp", "-g", 0, "--json", "-q").data
+    verdict = verify(problem, Plan.from_json(json.loads(plan.read_text())))
+    assert verdict.cost_ns == answer.cost_ns == solved["cost_ns"] == solved["bound_ns"]
+    assert "feasible" in remat("import-solution", file, found, "-b", "80%").out
+
+
+def test_a_solution_of_another_budget_is_one_line(remat: Any, file: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found.sol"
+    found.write_text("R_0_0 1\nR_77_0 1\n")
+    ran = remat("import-solution", file, found, "-b", "80%")
+    assert (ran.code, ran.out) == (BAD_INPUT, "")
+    assert "another graph, budget, method or option" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["resnet-2", "random-10"])
+def test_node_link_files_round_trip(name: str, remat: Any, tmp_path: Path) -> None:
+    """Generated instances: out as node-link data, read by networkx, and back."""
+    graph = instance(name)
+    first, other, back = (tmp_path / f"{word}.json" for word in ("first", "other", "back"))
+    written(first, graph.to_json())
+    assert remat("export", first, "--format", "node-link", "-o", other).code == 0
+    assert from_networkx(nx.node_link_graph(json.loads(other.read_text()), edges="links")) == graph
+    assert remat("export", other, "--format", "remat-graph/1", "-o", back).code == 0
+    assert Graph.from_json(back.read_text()) == graph
+
+
+def test_node_link_files_are_planned_like_any_other(remat: Any, file: Path, tmp_path: Path) -> None:
+    """As public instances come: names of their own for costs and sizes, ids that are strings."""
+    digraph = nx.DiGraph()
+    for op, (cost, size) in enumerate(zip(GRAPH.op_cost_ns, GRAPH.value_bytes, strict=True)):
+        digraph.add_node(f"n{op}", cost_cpu=cost, cost_ram=size, backward=op >= 4)
+    digraph.add_edges_from((f"n{v}", f"n{op}") for op, inputs in enumerate(GRAPH.op_inputs) for v in inputs)
+    other, plan = tmp_path / "public.json", tmp_path / "plan.json"
+    written(other, nx.node_link_data(digraph, edges="links"))
+    ran = remat("solve", other, "-b", "80%", "-o", plan, "--json", "-q")
+    assert ran.code == 0, ran.err
+    assert ran.data["digest"] == remat("solve", file, "-b", "80%", "--json", "-q").data["digest"]
+    assert remat("verify", other, plan, "-b", "80%").out.startswith("valid")
+
+
+@pytest.mark.parametrize(
+    ("subject", "words", "says"),
+    [
+        (GRAPH, ["--format", "gms", "-b", "80%"], "format of a program is one of mps, lp"),
+        (GRAPH, ["--format", "mps"], "a budget is needed"),
+        (GRAPH, ["--format", "lp", "-b", "80%", "-m", "auto"], "method must be one of milp"),
+        (GRAPH, ["--format", "node-link", "-b", "80%"], "takes no budget"),
+        (GRAPH, ["--format", "mps", "-b", "1"], "no plan fits"),
+        (CHAIN, ["--format", "mps", "-b", "80%"], "takes graphs only"),
+    ],
+)
+def test_refused_exports(subject: Subject, words: list[str], says: str, remat: Any, tmp_path: Path) -> None:
+    file, out = written(tmp_path / "subject.json", subject.to_json()), tmp_path / "out"
+    ran = remat("export", file, *words, "-o", out)
+    assert (ran.code, ran.out) == (BAD_INPUT, "")
+    assert says in ran.err
+    assert not out.exists()
+
+
+def test_a_linear_network_is_answered_next_to_its_persistent_optimum(remat: Any, graph_file: Path) -> None:
+    """The baseline is a member of the answer, and a line of the table."""
+    told = remat("solve", graph_file, "-f", "0.6", "--json", "-q").data
+    rotor = remat("solve", graph_file, "-f", "0.6", "-m", "rotor", "--json", "-q").data
+    assert told["chain_cost_ns"] == rotor["cost_ns"] >= told["cost_ns"]
+    out = remat("solve", graph_file, "-f", "0.6", "-q").out
+    line = f"persistent chain optimum {percent(rotor['overhead'])}, this plan {percent(told['overhead'])}"
+    assert line in " ".join(out.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from client.commands import remat
+from client.commands import remat, written
 from client.liar import Asked, Said, in_turn, lying
-from client.test_cli import chain_graph, graph_file
-from client.test_cli_chains import CHAIN, JOIN
+from client.test_cli import CHAIN, JOIN, chain_graph, graph_file
 from remat.cli.app import BAD_INPUT, NOTHING_FOUND, SERVICE
 from remat.planning.greedy import greedy_answer
 from remat_ir import Problem, Subject
@@ -52,8 +50,7 @@ def test_a_sweep_at_the_service_is_one_row_of_its_list(
     remat: Any, own: Service, subject: Subject, tmp_path: Path
 ) -> None:
     """And has the table, the exit code and a line of progress for each budget, as a sweep that is solved here."""
-    file, name = tmp_path / "subject.json", type(subject).__name__
-    file.write_text(json.dumps(subject.to_json()))
+    file, name = written(tmp_path / "subject.json", subject.to_json()), type(subject).__name__
     words = ("sweep", file, "--budgets", "1%,60%,80%,100%", "-t", "5")
     there, here = remat(*words, "--base-url", own.url, "--name", name), remat(*words, "--local")
     (row,) = own.http.get("/v1/solves", params={"fold": True, "search": name}).json()["solves"]

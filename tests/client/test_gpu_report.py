@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from client.test_cli_chains import remat as remat  # the entry point, as a fixture
+from client.commands import remat as remat  # the entry point, as a fixture
 from remat.cli.doctor import FORMAT, STAND_IN, expected, verdicts
 from remat_ir import InvalidData
 
