@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from remat.planning.profiles import DiskProfiles
 from standin import device
 
 if not device.loaded():
@@ -14,12 +15,14 @@ if not device.loaded():
 
 @pytest.fixture(autouse=True)
 def apart() -> Iterator[None]:
-    """Each test begins with nothing under way and an empty cache, and leaves both devices as they were."""
-    yield
+    """Each test has one thread, begins with an empty cache and nothing under way, and leaves both devices so."""
     import gc
 
     import torch
 
+    torch.set_num_threads(1)
+    device.empty_cache()
+    yield
     gc.collect()
     torch.cuda.synchronize()
     device.empty_cache()
@@ -32,3 +35,9 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
+    """What the kernels of one module's tests cost, measured once."""
+    return DiskProfiles(tmp_path_factory.mktemp("profiles"))

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
-from client.small_models import CASES, numbers
+from client.small_models import numbers
+from gpu.parts import Everything
 from remat.batch.largest import LargestBatch
 from remat.chains import saved_state
 from remat.chains.profile import chain_of
@@ -21,14 +22,11 @@ from remat.planning.budget import Budget
 from remat.profiling import measure, timing
 from remat.profiling.optimizers import update_memory
 from remat_ir import Answer, Problem
-from remat_ir.greedy import checkpointed
 from standin import device
-from standin.movable import moved
+from standin.movable import DEVICE, MIB, subject
 from standin.test_faults import Wide
 
 pytestmark = pytest.mark.standin
-DEVICE = torch.device("cuda:0")
-MIB = 2**20
 
 
 class LibrarysLSTM(nn.LSTM):
@@ -151,16 +149,9 @@ def test_times_are_those_of_a_device_that_is_at_work_and_whose_cache_is_full() -
     assert issued in (one * timing.ROUNDS, one * 2 * timing.ROUNDS), "more of them where samples lie apart"
 
 
-class Everything:
-    """A planner that computes everything again."""
-
-    def plan(self, problem, options, *, on_progress=None):  # type: ignore[no-untyped-def]
-        return Answer.of_plan(problem, checkpointed(problem.subject), method="given")
-
-
 @pytest.mark.parametrize("name", ["mlp_with_dropout", "tied_weights"])
 def test_a_graph_of_kernels_is_no_place_for_generators_nor_for_the_first_steps_check(name: str) -> None:
-    case = moved(CASES[name](), DEVICE)
+    case = subject(name)
     planned = remat.optimize(case.module, case.args, case.kwargs, budget=2**40, planner=Everything())
     loss = case.loss or measure.loss_of
     with device.capturing():

@@ -15,16 +15,13 @@ import torch
 from torch import nn
 
 import remat
-from client.small_models import CASES
 from remat.profiling import inputs, measure
 from remat.training.step import training_step
 from standin import device
 from standin.attention import SegmentationFault
-from standin.movable import moved
+from standin.movable import DEVICE, MIB, subject
 
 pytestmark = pytest.mark.standin
-DEVICE = torch.device("cuda:0")
-MIB = 2**20
 
 
 class Wide(nn.Module):
@@ -48,7 +45,7 @@ def patched_kernels() -> Iterator[torch.library.Library]:
 
 
 def test_seeds_that_lie_on_the_host_are_profiled_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = moved(CASES["attention_with_dropout"](), DEVICE)
+    case = subject("attention_with_dropout")
     step = training_step(case.module, case.args, case.kwargs)
     targets = {str(node.target) for node in step.operations.flow.kernels}
     assert "aten._scaled_dot_product_efficient_attention_backward.default" in targets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,19 +18,10 @@ from remat.profiling.room import STEPS, Room
 from remat.training.enable import backend_of
 from standin import device
 from standin.module import CONTEXT_BYTES
+from standin.movable import DEVICE, MIB
 from standin.test_faults import Wide
-from standin.test_training import DEVICE
 
 pytestmark = pytest.mark.standin
-MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    torch.set_num_threads(1)
-    device.empty_cache()
-    yield
-    device.empty_cache()
 
 
 class Wave(nn.Module):

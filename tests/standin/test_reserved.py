@@ -7,12 +7,11 @@ import random
 
 import pytest
 import torch
-from benchmarks.models.zoo import build
 from torch import nn
 
 import remat
-from client.small_models import CASES, Case
-from client.test_exact import WithLoss, callable_of, everything_again, random_plan
+from client.small_models import Case
+from client.test_exact import callable_of, everything_again, random_plan
 from client.transferring import linked, with_transfers
 from remat.device import Accelerator, of
 from remat.lowering.allocator import Allocator, Settings
@@ -24,12 +23,11 @@ from remat.training.step import TrainingStep, training_step
 from remat_ir import Offload, Plan, plain_plan, readable
 from standin import device
 from standin.module import CONTEXT_BYTES
-from standin.movable import moved
+from standin.movable import ALL, DEVICE, MIB, subject, with_loss
 from standin.test_faults import Wide
-from standin.test_training import DEVICE, ON_THE_HOST
+from standin.test_rehearsals import trained
 
 pytestmark = pytest.mark.standin
-MIB = 2**20
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -54,31 +52,9 @@ def test_any_sequence_of_requests_reserves_the_same(seed: int, expandable: bool)
             device.release(address)
 
 
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
-    return DiskProfiles(tmp_path_factory.mktemp("profiles"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def subject(name: str) -> Case:
-    torch.manual_seed(0)
-    if name in CASES:
-        return moved(CASES[name](), DEVICE)
-    made = build(name)
-    return moved(Case(made.model, (), dict(made.inputs), None), DEVICE)
-
-
-ALL = [*sorted(CASES.keys() - set(ON_THE_HOST)), "vgg", "gpt2", "resnet_basic"]
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_training_reserves_what_was_predicted(name: str, profiles: DiskProfiles) -> None:
-    case = subject(name)
-    whole = Case(WithLoss(case), case.args, case.kwargs, None)
+    whole = with_loss(subject(name))
     step = training_step(whole.module, whole.args, whole.kwargs, table=profiles)
     # values of vgg all but fill a segment of small blocks: with one request in another order these plans need one more
     seeds = (1, 5, 17) if name == "vgg" else (1,)
@@ -114,8 +90,7 @@ def trained_as_predicted(whole: Case, step: TrainingStep, plan: Plan) -> int:
 def test_transfers_reserve_what_was_predicted(name: str, lazy: bool, profiles: DiskProfiles) -> None:
     """However late the copies run: blocks go back on the computing stream, behind its wait for them."""
     case = Case(Wasteful().to(DEVICE), (torch.randn(4096, 96, device=DEVICE),), {}, None)
-    case = case if name == "wasteful" else subject(name)
-    whole = Case(WithLoss(case), case.args, case.kwargs, None)
+    whole = with_loss(case if name == "wasteful" else subject(name))
     step = linked(training_step(whole.module, whole.args, whole.kwargs, table=profiles))
     plain = plain_plan(step.graph)
     plans = [with_transfers(step.graph, plain, seed, share=1.0) for seed in (None, 1)]
@@ -156,22 +131,17 @@ def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
     assert unbounded.memory is not None
     del plain
     budget = CONTEXT_BYTES + unbounded.memory.reserved - 60 * MIB
-    trained = remat.optimize(model, (x,), budget=budget, planner="greedy", optimizer=optimizer)
-    (planned,) = remat.plans_of(trained).plans
+    by_plan = remat.optimize(model, (x,), budget=budget, planner="greedy", optimizer=optimizer)
+    (planned,) = remat.plans_of(by_plan).plans
     assert planned is not None
     assert planned.memory is not None
     assert planned.answer.overhead
     assert planned.memory.reserved + CONTEXT_BYTES <= budget
     assert planned.answer.budget_bytes < planned.memory.allocated < planned.memory.reserved
-    there.module.empty_cache()
     with device.limited(budget - CONTEXT_BYTES):
-        there.reset_peaks()
-        for _ in range(4):
-            trained(x).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert there.memory().peak_reserved == pytest.approx(planned.memory.reserved, rel=0.01)
-    assert f"{readable(planned.memory.reserved)} reserved" in str(remat.explain(trained))
+        seen = trained(lambda: by_plan(x).backward(), optimizer, steps=4)
+    assert seen == pytest.approx(planned.memory.reserved, rel=0.01)
+    assert f"{readable(planned.memory.reserved)} reserved" in str(remat.explain(by_plan))
     device.empty_cache()
     del other
 

@@ -11,7 +11,7 @@ import torch
 from standin import build, device
 
 pytestmark = pytest.mark.standin
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 
 
 @pytest.mark.parametrize(

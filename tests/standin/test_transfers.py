@@ -7,31 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from client.small_models import CASES, Case
-from client.test_exact import WithLoss, callable_of, everything_again, outcome, random_plan
+from client.small_models import Case
+from client.test_exact import callable_of, everything_again, outcome, random_plan
 from client.transferring import linked, with_transfers
 from remat.lowering import transfers
 from remat.lowering.link import StreamLink, UnderWay
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
-from remat.training.step import TrainingStep, running_peak, training_step
+from remat.training.step import TrainingStep, training_step
 from remat_ir import Plan, plain_plan
 from standin import device
-from standin.movable import moved
-from standin.test_training import DEVICE, peak_there
+from standin.movable import peaks_off, subject, with_loss
 
 pytestmark = pytest.mark.standin
 NAMES = ("batch_norm_and_dropout", "attention_with_dropout", "tied_weights")
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
-    return DiskProfiles(tmp_path_factory.mktemp("profiles"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def drawn(case: Case, profiles: DiskProfiles) -> tuple[TrainingStep, list[Plan]]:
@@ -44,8 +33,7 @@ def drawn(case: Case, profiles: DiskProfiles) -> tuple[TrainingStep, list[Plan]]
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_transfers_leave_plain_bits_however_late_they_run(name: str, lazy: bool, profiles: DiskProfiles) -> None:
-    torch.manual_seed(0)
-    case = moved(CASES[name](), DEVICE)
+    case = subject(name)
     step, plans = drawn(case, profiles)
     plain = outcome(case, case.module)
     with device.lazy_streams(lazy):
@@ -55,14 +43,8 @@ def test_transfers_leave_plain_bits_however_late_they_run(name: str, lazy: bool,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_peak_is_the_predicted_one(name: str, profiles: DiskProfiles) -> None:
-    """To the granule: a prediction that does not round as the allocator does is off by more."""
-    torch.manual_seed(0)
-    case = moved(CASES[name](), DEVICE)
-    whole = Case(WithLoss(case), case.args, case.kwargs, None)
-    step, plans = drawn(whole, profiles)
-    for plan in plans:
-        predicted = running_peak(step, plan) - step.graph.fixed_bytes
-        assert peak_there(whole, callable_of(whole, step, plan)) == pytest.approx(predicted, rel=0.01, abs=2048)
+    whole = with_loss(subject(name))
+    assert peaks_off(whole, *drawn(whole, profiles)) == []
 
 
 def no_wait_at_all(patch: pytest.MonkeyPatch) -> None:
@@ -95,8 +77,7 @@ def no_wait_for_copies_out(patch: pytest.MonkeyPatch) -> None:
 def test_a_wait_that_is_forgotten_is_seen(
     mutate: Callable[[pytest.MonkeyPatch], None], profiles: DiskProfiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    case = moved(CASES["attention_with_dropout"](), DEVICE)
+    case = subject("attention_with_dropout")
     step, plans = drawn(case, profiles)
     plain = outcome(case, case.module)
     mutate(monkeypatch)
