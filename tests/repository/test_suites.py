@@ -16,8 +16,6 @@ ROOT = Path(__file__).parents[2]
 def suites() -> ModuleType:
     """The command as a module."""
     spec = importlib.util.spec_from_file_location("suites", ROOT / ".ci" / "suites.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["suites"] = module
     spec.loader.exec_module(module)

@@ -32,7 +32,6 @@ def test_a_plan_for_a_named_device_trains_on_it_bit_for_bit(tmp_path: Path) -> N
     # what kernels take while they run is not modelled by the plan's prices, and the stand-in's take some
     trained = remat.optimize(copy.deepcopy(model), args, plan=tmp_path / "plan.json", budget="95%", planner="greedy")
     (here,) = remat.plans_of(trained).plans
-    assert here is not None
     assert difference(here.step.graph, planned.graph) is None
     assert here.step.graph.value_bytes == planned.graph.value_bytes
     assert here.answer.plan == planned.answer.plan

@@ -274,8 +274,6 @@ class Walk:
 
     def _exec(self, block: Block) -> None:
         """Have the Python of now run a block; it says at the end of each how that went, in a file."""
-        assert self._python is not None
-        assert self._python.stdin is not None
         begun, answer = self._log.stat().st_size, self._log.with_name("answer")
         answer.unlink(missing_ok=True)
         asked = [self.page.name, block.line - 1, block.code, str(answer)]
