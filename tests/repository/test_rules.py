@@ -109,7 +109,7 @@ TIMED = re.compile(
 OPEN_TO_TESTS = {"benchmarks.graphs", "benchmarks.models"}
 SHARE_TOOLS = {
     ROOT / "tests" / path
-    for path in ("service/database.py", "client/ranks_cases.py", "standin/build.py", "walks/walk.py")
+    for path in ("service/database.py", "client/ranks_cases.py", "standin/device.py", "walks/walk.py")
 }
 """What measurements need too: a PostgreSQL server of one's own, the allocator's events of all threads, a compiler."""
 

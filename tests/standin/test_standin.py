@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from standin import build, device
+from standin import device
 
 pytestmark = pytest.mark.standin
 MIB = 2**20
@@ -145,7 +145,7 @@ def test_it_is_built_or_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(RuntimeError, match="needs a C"):
-        build.library(tmp_path)
+        device.library(tmp_path)
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(RuntimeError, match="failed"):
-        build.library(tmp_path)
+        device.library(tmp_path)
