@@ -1,9 +1,11 @@
-"""The documents hold: they build without a broken link, and their code runs."""
+"""The documents hold: their code runs, and what they name, list and quote is there."""
 
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -15,6 +17,14 @@ from typing import Any
 
 import pytest
 import typer
+
+import remat
+import remat.distributed
+import remat.errors
+import remat.planning.memo  # so that every class of errors is there
+import remat_ir
+import remat_solver
+from remat_ir import RematError
 
 ROOT = Path(__file__).parents[2]
 OURS = {"remat", "remat_ir", "remat_solver", "remat_service"}
@@ -119,10 +129,8 @@ def test_the_research_quick_start_runs(tmp_path: Path) -> None:
 
 def test_every_method_is_documented() -> None:
     """The page of methods names each one that there is."""
-    from remat_solver import METHODS
-
     page = (ROOT / "docs" / "methods.md").read_text()
-    assert [name for name in METHODS if f"`{name}`" not in page] == []
+    assert [name for name in remat_solver.METHODS if f"`{name}`" not in page] == []
 
 
 def test_the_readme_shows_what_was_measured() -> None:
@@ -147,3 +155,123 @@ def test_the_faq_quotes_messages_that_exist() -> None:
     ]
     assert len(quoted) >= 10
     assert [quote for quote in quoted if quote not in code] == []
+
+
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+COMMAND = re.compile(r"python -m (benchmarks[\w.]*)")
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    named = {(path, name) for page in PAGES for path, name in TEST.findall(page.read_text())}
+    assert named
+    assert [f"{path}::{name}" for path, name in sorted(named) if f"def {name}(" not in (ROOT / path).read_text()] == []
+
+
+def test_commands_that_a_page_names_are_there() -> None:
+    named = {module for page in PAGES for module in COMMAND.findall(page.read_text())}
+    assert named
+    assert [module for module in sorted(named) if importlib.util.find_spec(module.rstrip(".")) is None] == []
+
+
+ELSEWHERE = {"remat_ir": ("verify", "replay", "Graph", "Problem", "Plan", "Answer"), "remat_solver": ("solve",)}
+
+
+def reference() -> set[str]:
+    """The dotted names that the reference has, module by module, with their homes resolved."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    found = re.findall(r"^::: ([\w.]+)\n    options:\n      members: \[([^\]]*)\]", text, re.M)
+    return {f"{home}.{name.strip()}" for home, names in found for name in names.split(",")}
+
+
+def public() -> list[tuple[str, object]]:
+    """Each public name of the client, of the verifier and of the solver's door, with what it is."""
+    names = [(f"remat.{name}", getattr(remat, name)) for name in remat.__all__]
+    for module, wanted in ELSEWHERE.items():
+        names += [(f"{module}.{name}", getattr(importlib.import_module(module), name)) for name in wanted]
+    return names
+
+
+def test_every_public_name_has_a_page() -> None:
+    """Under its own name, or where it lives."""
+    there = {id(_member(name)) for name in reference()}
+    assert [name for name, what in public() if id(what) not in there] == []
+
+
+def _member(name: str) -> object:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_every_public_name_has_an_example() -> None:
+    """In its docstring, where it runs as a doctest, or in a block of Python on a page."""
+    found = [re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S) for page in PAGES]
+    text = "\n".join(block for blocks_of_page in found for block in blocks_of_page)
+    without = [
+        name
+        for name, what in public()
+        if ">>>" not in (inspect.getdoc(what) or "") and not re.search(rf"\b{re.escape(name)}\b", text)
+    ]
+    assert without == []
+
+
+TIERS = {remat_ir: (), remat_solver: pytest.mark.thorough, remat: pytest.mark.slow}
+MODULES = [
+    pytest.param(".".join(path.relative_to(home.parent).with_suffix("").parts), marks=tier)
+    for package, tier in TIERS.items()
+    for home in (Path(package.__path__[0]),)
+    for path in sorted(home.rglob("*.py"))
+    if ">>>" in path.read_text()
+]
+"""Every module with an example in a docstring."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As doctests, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    ran = doctest.testmod(importlib.import_module(name))
+    assert ran.attempted
+    assert not ran.failed
+
+
+def kinds(of: type[RematError] = RematError) -> list[type[RematError]]:
+    """A class of errors, then what is derived from it, that a client meets, each before its own."""
+    found = [
+        each
+        for each in sorted(of.__subclasses__(), key=lambda kind: kind.__name__)
+        if each.__module__.split(".")[0] == "remat" or each.__module__ == "remat_ir.errors"
+    ]
+    return [kind for each in found for kind in (each, *kinds(each))]
+
+
+def remedy(kind: type[RematError]) -> str:
+    """What to do about a kind of error, by its own class."""
+    return str(remat.errors.REMEDIES.get(kind) or vars(kind)["remedy"])
+
+
+def row(kind: type[RematError]) -> str:
+    """A kind's row of the table: the first sentence of its docstring, and its remedy."""
+    first = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    return f"| `{kind.__name__}` | {first} | {remedy(kind)} |"
+
+
+def test_every_error_says_what_to_do() -> None:
+    assert len(kinds()) >= 16
+    for kind in kinds():
+        assert remedy(kind).endswith("."), kind
+        assert len(remedy(kind)) > 40, kind
+
+
+def test_a_class_without_a_remedy_is_found() -> None:
+    class Silent(remat.errors.ServiceError):
+        """Says nothing of its own."""
+
+    with pytest.raises(KeyError):
+        remedy(Silent)
+
+
+def test_the_page_has_the_table_of_the_classes() -> None:
+    lines = ["| error | what it means | what to do |", "| --- | --- | --- |", *map(row, kinds())]
+    text = (ROOT / "docs" / "faq.md").read_text()
+    written = text.split("<!-- errors: begin -->\n\n")[1].split("\n\n<!-- errors: end -->")[0].split("\n")
+    assert written == lines, "\n".join(lines)
