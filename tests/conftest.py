@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
+import logging.handlers
 import os
 from collections.abc import Iterator
 
@@ -22,20 +22,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-class _Collect(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
 @pytest.fixture(autouse=True)
 def no_contradiction() -> Iterator[None]:
     """Fail a test in which a proof and a verified plan disagree, in whichever thread it was."""
-    collect = _Collect()
+    collect = logging.handlers.BufferingHandler(2**30)
     LOG.addHandler(collect)
     yield
     LOG.removeHandler(collect)
-    assert not collect.said
+    assert not [record.getMessage() for record in collect.buffer]
