@@ -258,14 +258,12 @@ def _delay(device: Any, which: int, busy: torch.Tensor) -> None:
 
 def inductor(subject: Subject) -> Samples:
     """Under Inductor, with its own partition and with a plan; there is no replay of remat's to break."""
-    args = subject[1]
 
     def by(backend: Any) -> dict[str, str]:
         torch._dynamo.reset()
         return digests(step_of(lambda model: torch.compile(model, backend=backend), subject))
 
     plan = by(remat.backend(budget="60%", inner="inductor", planner="greedy"))
-    del args
     return {"plain": [by("inductor") for _ in range(2)], "plan": plan}
 
 

@@ -90,6 +90,14 @@ def outcome(case: Case, call: Call) -> measure.Outcome:
     return measure.outcome(case.module, lambda: (step(), step())[1])
 
 
+def with_stock(name: str) -> tuple[Case, measure.Outcome]:
+    """A module, the same each time, and what it leaves behind in stock."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    plain = case._replace(module=copy.deepcopy(case.module))
+    return case, outcome(plain, stock(plain.module))
+
+
 PAIRS = [(name, list(SPELLINGS)[(i + j) % len(SPELLINGS)]) for i, name in enumerate(NAMES) for j in range(2)]
 """Each module by two of the spellings, and each spelling by five or six modules."""
 
@@ -97,20 +105,16 @@ PAIRS = [(name, list(SPELLINGS)[(i + j) % len(SPELLINGS)]) for i, name in enumer
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "spelling"), PAIRS)
 def test_a_module_trains_bit_for_bit(name: str, spelling: str) -> None:
-    torch.manual_seed(0)
-    case = CASES[name]()
-    plain = case._replace(module=copy.deepcopy(case.module))
-    expected = outcome(plain, stock(plain.module))
+    case, expected = with_stock(name)
     assert measure.differences(expected, outcome(case, SPELLINGS[spelling](case))) == []
 
 
-def steps(model: nn.Module, call: Call, more: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
+def steps(model: nn.Module, call: Call) -> list[torch.Tensor]:
     """Four steps under bf16 autocast with a GradScaler: the losses, all weights and buffers, the generator."""
     torch.manual_seed(5)
     optimizer, scaler = torch.optim.AdamW(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=256.0)
     found = []
     for step in range(4):
-        more(step)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = call(torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(step)))
@@ -201,10 +205,7 @@ def test_a_better_plan_takes_over(way: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "by name"])
 def test_values_move_to_the_host_and_back(way: str) -> None:
-    torch.manual_seed(0)
-    case = CASES["mlp_with_dropout"]()
-    plain = case._replace(module=copy.deepcopy(case.module))
-    expected = outcome(plain, stock(plain.module))
+    case, expected = with_stock("mlp_with_dropout")
     asked: dict[str, Any] = {"budget": "100%", "planner": Mover(1), "link": LINK}
     call: Call = case.module
     if way == "enable":
@@ -264,9 +265,7 @@ def test_torch_carries_out_a_plan_by_tags(name: str, share: str) -> None:
     """Its own partition of the tagged graph: the step is that of stock, and the peak of the partition is the plan's."""
     from remat.tags.passes import TagPass
 
-    torch.manual_seed(0)
-    case = CASES[name]()
-    plain = case._replace(module=copy.deepcopy(case.module))
+    case, expected = with_stock(name)
     tags = TagPass(share, planner="greedy")
 
     def backend(module: Any, inputs: Any) -> Any:
@@ -274,7 +273,7 @@ def test_torch_carries_out_a_plan_by_tags(name: str, share: str) -> None:
             return aot_eager(module, inputs)
 
     call = torch.compile(case.module, backend=backend, dynamic=False)
-    assert measure.differences(outcome(plain, stock(plain.module)), outcome(case, call)) == []
+    assert measure.differences(expected, outcome(case, call)) == []
     assert tags.tagged
     assert tags.tagged[0].again
     assert tags.peaks == [found.peak_bytes for found in tags.tagged]
