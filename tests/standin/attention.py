@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 ROUNDED = 32
 """The log-sum-exp is as long as the sequence rounded up to so many."""
 
@@ -21,8 +23,6 @@ class SegmentationFault(BaseException):
 
 def register() -> None:
     """From now on attention on the stand-in runs these kernels."""
-    import torch
-
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_efficient_attention", _forward, "CUDA")
     library.impl("_scaled_dot_product_efficient_attention_backward", _backward, "CUDA")
@@ -30,8 +30,6 @@ def register() -> None:
 
 
 def _scores(q: Any, k: Any, bias: Any, causal: bool, scale: float | None) -> Any:
-    import torch
-
     scores = (q @ k.transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
     if bias is not None:
         scores = scores + bias
@@ -42,8 +40,6 @@ def _scores(q: Any, k: Any, bias: Any, causal: bool, scale: float | None) -> Any
 
 
 def _kept_share(seed: Any, offset: Any, q: Any, k: Any, dropout: float) -> Any:
-    import torch
-
     if dropout == 0:
         return 1.0
     drawn = torch.Generator().manual_seed(int(seed) * 7919 + int(offset))
@@ -59,8 +55,6 @@ def _as_stored(found: Any) -> Any:
 
 def _forward(q: Any, k: Any, v: Any, bias: Any, lse: bool, dropout: float = 0.0, causal: bool = False, *,
              scale: float | None = None) -> Any:  # fmt: skip
-    import torch
-
     generator = torch.cuda.default_generators[q.device.index]
     state = generator.get_state().view(torch.int64)
     seed, offset = state[0].clone(), state[1].clone()
@@ -74,8 +68,6 @@ def _forward(q: Any, k: Any, v: Any, bias: Any, lse: bool, dropout: float = 0.0,
 
 def _backward(gradient: Any, q: Any, k: Any, v: Any, bias: Any, output: Any, lse: Any, seed: Any, offset: Any,
               dropout: float, wanted: Any, causal: bool = False, *, scale: float | None = None) -> Any:  # fmt: skip
-    import torch
-
     if seed.device.type != "cpu" or offset.device.type != "cpu":
         raise SegmentationFault(f"seed on {seed.device}, offset on {offset.device}: the host reads both")
     share = _kept_share(seed, offset, q, k, dropout)
