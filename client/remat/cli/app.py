@@ -34,7 +34,7 @@ class InOrder(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands."""
-        return sorted(super().list_commands(ctx), key=lambda name: (name not in ORDER, (*ORDER, name).index(name)))
+        return list(ORDER)
 
 
 app = typer.Typer(

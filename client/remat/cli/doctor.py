@@ -224,7 +224,7 @@ def doctor(
 ) -> int:
     """Check the installation: versions, settings, service, solver, torch, GPUs, and the folder of the memo."""
     if report is not None:
-        checks: list[Check] = [(verdict.case, verdict.fine, verdict.found) for verdict in verdicts(_json(report))]
+        checks: list[Check] = [*verdicts(_json(report))]
     else:
         checks = _checks(settings(base_url=base_url), None if budget is None else bytes_of(budget))
     width = max(len(what) for what, _, _ in checks)

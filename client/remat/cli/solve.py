@@ -194,13 +194,9 @@ def verify_plan(
     if isinstance(found, Answer):
         return _verify_infeasible(problem, found, plan_file, as_json)
     plan, answer = found
+    cost_ns, peak_bytes = (None, None) if answer is None else (answer.cost_ns, answer.peak_bytes)
     try:
-        verdict = verify(
-            problem,
-            plan,
-            cost_ns=None if answer is None else answer.cost_ns,
-            peak_bytes=None if answer is None else answer.peak_bytes,
-        )
+        verdict = verify(problem, plan, cost_ns=cost_ns, peak_bytes=peak_bytes)
     except InvalidPlan as error:
         if as_json:
             print(json.dumps({"valid": False, "reason": str(error), "step": error.step}))
@@ -272,8 +268,6 @@ def solve_options_of(
         raise InvalidData(flag + str(error).removeprefix(field)) from None
 
 
-GRAPH_FORMATS = ("node-link", "remat-graph/1")
-
 ProgramOption = Annotated[
     str,
     typer.Option("--method", "-m", help="The method whose program it is: milp, milp-tight, milp-forward or staged."),
@@ -299,7 +293,7 @@ def export(
     subject = read_subject(file)
     if not isinstance(subject, Graph):
         raise InvalidData(f"{file}: export takes graphs only")
-    if form not in GRAPH_FORMATS:
+    if form not in ("node-link", "remat-graph/1"):
         problem = Problem(subject, budget_of(subject, budget, budget_fraction))
         write_text(output, solver_door("export_model")(problem, form, method=method, options=options_of(option)))
     elif budget is not None or budget_fraction is not None or option:
