@@ -61,9 +61,9 @@ def install() -> None:
 class Figures(tuple[int, ...]):
     """Bytes of a device: allocated, requested and reserved, each now and at most since the peaks were forgotten."""
 
-    allocated, peak_allocated = property(lambda self: self[0]), property(lambda self: self[1])
-    requested, peak_requested = property(lambda self: self[2]), property(lambda self: self[3])
-    reserved, peak_reserved = property(lambda self: self[4]), property(lambda self: self[5])
+    allocated = property(lambda self: self[0])
+    requested = property(lambda self: self[2])
+    reserved = property(lambda self: self[4])
 
 
 def figures(device: int = 0) -> Figures:

@@ -117,10 +117,6 @@ def _memory(torch: Any, library: Any) -> dict[str, Any]:
             _index(torch, device), ctypes.c_int64(int(share * TOTAL_BYTES))
         ),
         "memory_stats": stats,
-        "memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.current"],
-        "max_memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.peak"],
-        "memory_reserved": lambda device=None: stats(device)["reserved_bytes.all.current"],
-        "max_memory_reserved": lambda device=None: stats(device)["reserved_bytes.all.peak"],
         "reset_peak_memory_stats": lambda device=None: library.standin_forget_peaks(_index(torch, device)),
     }
 
