@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,18 @@ def generator_is_fresh(device: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """The computing stream is being captured: whoever waits or sets a generator fails."""
-    _library.standin_capture(True)
+def _switched(switch: Callable[[Any], object], on: object, off: object) -> Iterator[None]:
+    """A switch of the library, on until this ends."""
+    switch(on)
     try:
         yield
     finally:
-        _library.standin_capture(False)
+        switch(off)
+
+
+def capturing() -> contextlib.AbstractContextManager[None]:
+    """The computing stream is being captured: whoever waits or sets a generator fails."""
+    return _switched(_library.standin_capture, True, False)
 
 
 def empty_cache() -> None:
@@ -141,14 +147,9 @@ def lazy_streams(on: bool) -> Iterator[None]:
         _library.standin_lazy(True)
 
 
-@contextlib.contextmanager
-def limited(size: int, device: int = 0) -> Iterator[None]:
+def limited(size: int, device: int = 0) -> contextlib.AbstractContextManager[None]:
     """The device has no more memory than that."""
-    _library.standin_limit(device, ctypes.c_int64(size))
-    try:
-        yield
-    finally:
-        _library.standin_limit(device, ctypes.c_int64(2**62))
+    return _switched(partial(_library.standin_limit, device), ctypes.c_int64(size), ctypes.c_int64(2**62))
 
 
 @contextlib.contextmanager
@@ -163,21 +164,11 @@ def expandable_segments() -> Iterator[None]:
         _library.standin_expandable(False)
 
 
-@contextlib.contextmanager
-def library_workspace(size: int) -> Iterator[None]:
+def library_workspace(size: int) -> contextlib.AbstractContextManager[None]:
     """Each thread that multiplies matrices takes so many bytes until this ends, as a library's handle does for good."""
-    _library.standin_library_workspace(ctypes.c_int64(size))
-    try:
-        yield
-    finally:
-        _library.standin_library_workspace(ctypes.c_int64(0))
+    return _switched(_library.standin_library_workspace, ctypes.c_int64(size), ctypes.c_int64(0))
 
 
-@contextlib.contextmanager
-def cudnn() -> Iterator[None]:
+def cudnn() -> contextlib.AbstractContextManager[None]:
     """torch believes that this build has cuDNN."""
-    _library.standin_cudnn(True)
-    try:
-        yield
-    finally:
-        _library.standin_cudnn(False)
+    return _switched(_library.standin_cudnn, True, False)
