@@ -246,7 +246,6 @@ def sure(found: Any, plan: Plan) -> str:
 
 
 def _data(found: Any, answer: Answer, flags: Setting | None) -> dict[str, Any]:
-    ends = found.overhead_range(answer.plan)
     return {
         "model": found.name,
         "ops": found.graph.ops,
@@ -258,7 +257,7 @@ def _data(found: Any, answer: Answer, flags: Setting | None) -> dict[str, Any]:
         "peak_bytes": found.peak_bytes(answer.plan),
         "plain_reserved_bytes": found.reserved_bytes(),
         "reserved_bytes": found.reserved_bytes(answer.plan),
-        "overhead_range": None if ends is None else list(ends),
+        "overhead_range": found.overhead_range(answer.plan),
         "answer": answer.to_json(),
         "flags": None
         if flags is None
@@ -470,11 +469,10 @@ def _solved(planner: Planner, problem: Problem, asking: SolveOptions) -> Way:
 
 def _row(way: Way, problem: Problem, step: Any) -> dict[str, Any]:
     overhead = None if way.plan is None else overhead_of(way.cost_ns, problem.subject.total_cost_ns)
-    ends = None if step is None or way.plan is None else step.overhead_range(way.plan)
     return {
         "way": way.name,
         "overhead": overhead,
-        "overhead_range": None if ends is None else list(ends),
+        "overhead_range": None if step is None or way.plan is None else step.overhead_range(way.plan),
         "peak_bytes": way.peak_bytes or None,
         "seconds": round(way.seconds, 3),
         "ending": way.ending,
