@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -146,9 +146,8 @@ def progress_line(subject: Subject, *, quiet: bool = False) -> Iterator[Callable
     if not sys.stderr.isatty():
         yield _plain_lines(total)
         return
-    console = Console(stderr=True)
     spinner = Spinner("dots", Text("solving"))
-    with Live(Group(spinner), console=console, refresh_per_second=8, transient=True):
+    with Live(spinner, console=Console(stderr=True), refresh_per_second=8, transient=True):
 
         def report(progress: Progress) -> None:
             spinner.update(text=Text(progress_text(progress, total)))
