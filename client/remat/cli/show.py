@@ -204,13 +204,7 @@ def curve_chart(answers: Sequence[Answer], plain_bytes: int, *, width: int = 80)
     return "\n".join(lines)
 
 
-def memory_picture(
-    path: Path,
-    curves: Sequence[tuple[str, Sequence[int]]],
-    budget: int | None,
-    *,
-    title: str = "",
-) -> None:
+def memory_picture(path: Path, curves: Sequence[tuple[str, Sequence[int]]], budget: int | None, *, title: str) -> None:
     """Memory over the steps as a picture: one line for each (name, bytes while each op runs), the budget dashed.
 
     Raises:
@@ -291,9 +285,7 @@ def _colors(count: int) -> list[Any]:
     return [(table[::2] + table[1::2])[at % len(table)] for at in range(count)]
 
 
-def ranks_picture(
-    path: Path, bars: Sequence[tuple[str, Sequence[int | None]]], memory: int, *, title: str = ""
-) -> None:
+def ranks_picture(path: Path, bars: Sequence[tuple[str, Sequence[int | None]]], memory: int, *, title: str) -> None:
     """What each rank of a pipeline needs as a picture: bars for each (name, bytes of each rank), the memory dashed.
 
     Raises:
