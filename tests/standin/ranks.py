@@ -31,7 +31,7 @@ from remat.pipelines.pipeline import PipelinePlans, Search  # noqa: E402
 from remat.planning.budget import Budget  # noqa: E402
 from standin.module import CONTEXT_BYTES  # noqa: E402
 from standin.movable import DEVICE, MIB  # noqa: E402
-from standin.test_rehearsals import trained, waves  # noqa: E402
+from standin.test_reserved import trained, waves  # noqa: E402
 
 ROWS, MICROS = 8192, 4
 LESS = {"1F1B": (20 * MIB, 0), "Interleaved1F1B": (40 * MIB, 40 * MIB), "ZBVZeroBubble": (40 * MIB, 40 * MIB)}
