@@ -32,7 +32,7 @@ from remat_ir import Offload, Plan, plain_plan, readable
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.movable import ALL, DEVICE, MIB, subject, with_loss
-from standin.test_faults import Wide
+from standin.test_cuda import Wide
 
 pytestmark = pytest.mark.standin
 
