@@ -29,6 +29,7 @@ from remat_ir import RematError
 ROOT = Path(__file__).parents[2]
 OURS = {"remat", "remat_ir", "remat_solver", "remat_service"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = [path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -141,14 +142,12 @@ def test_the_readme_shows_what_was_measured() -> None:
 
 def test_nothing_is_installed_by_a_name_that_others_could_take() -> None:
     """Nothing is on an index yet: pages and messages name the clone."""
-    said = [*PAGES, *(path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py")))]
-    assert [path for path in said if re.search(r"install '?remat\b", path.read_text())] == []
+    assert [path for path in [*PAGES, *SOURCES] if re.search(r"install '?remat\b", path.read_text())] == []
 
 
 def test_the_faq_quotes_messages_that_exist() -> None:
     """Each message of its table is in the code, as it is said."""
-    sources = [path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py"))]
-    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in sources))
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in SOURCES))
     table = (ROOT / "docs" / "faq.md").read_text().partition("| message |")[2]
     quoted = [
         quote for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for quote in re.findall("`([^`]+)`", row)
