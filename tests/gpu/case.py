@@ -35,9 +35,13 @@ def samples(name: str) -> dict[str, Any]:
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = exact, "benchmark" in what
     torch.set_float32_matmul_precision("high" if what == "tf32" else "highest")
     torch.backends.cudnn.conv.fp32_precision = "tf32" if what == "tf32" else "ieee"
-    for attention in ("flash", "efficient", "math"):
-        if what == f"{attention} attention":
-            only_attention(attention)
+    kernels = what.removesuffix(" attention")
+    if kernels != what:
+        backends: Any = torch.backends.cuda
+        backends.enable_flash_sdp(kernels == "flash")
+        backends.enable_mem_efficient_sdp(kernels == "efficient")
+        backends.enable_math_sdp(kernels == "math")
+        backends.enable_cudnn_sdp(False)
     half = what in ("bf16", "flash attention")
     if what == "second device":
         device = torch.device("cuda:1")
@@ -53,17 +57,6 @@ def samples(name: str) -> dict[str, Any]:
         "time": parts.seconds,
     }
     return run[kind](made)
-
-
-def only_attention(kind: str) -> None:
-    """Let attention have one kind of kernel."""
-    import torch
-
-    backends: Any = torch.backends.cuda
-    backends.enable_flash_sdp(kind == "flash")
-    backends.enable_mem_efficient_sdp(kind == "efficient")
-    backends.enable_math_sdp(kind == "math")
-    backends.enable_cudnn_sdp(False)
 
 
 def main(name: str, into: str) -> int:
