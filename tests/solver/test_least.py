@@ -59,14 +59,16 @@ def test_with_the_staged_prover_bounds_hold() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", [25, 42, 56])
 def test_as_a_method_it_finds_the_least_budget_of_brute_force(seed: int) -> None:
-    """Of whatever budget the problem has: too small, just enough, plenty."""
+    """Of whatever budget the problem has: too small, just enough, plenty. The two sides of seed 42 never meet, so that
+    each of its solves takes all of its time.
+    """
     graph = little_graph(seed, 7)
     least = working_set(graph).least_bytes
     while optimum(Problem(graph, least)).plan is None:
         least += 1
     for budget in (0, least - 1, least, 10 * plain_peak(graph)):
         problem = Problem(graph, budget)
-        answer = solve(problem, method="least-budget", time_limit_s=20)
+        answer = solve(problem, method="least-budget", time_limit_s=5)
         verdict = verify_answer(problem, answer)
         assert (answer.plan is not None) == (budget >= least)
         assert answer.least_budget_bytes == least
