@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -31,8 +32,7 @@ _ONCE_FAILED = (62,)
 
 
 def _trace(number: int) -> list[str]:
-    world = World(number, alone=False)
-    try:
+    with closing(World(number, alone=False)) as world:
         for _ in range(2):
             world.run(world.start())
         for which, known in enumerate(problems()):
@@ -42,8 +42,6 @@ def _trace(number: int) -> list[str]:
         world.run(world.settle())
         world.judge()
         return world.trace
-    finally:
-        world.close()
 
 
 def test_a_seed_is_a_run() -> None:
@@ -56,8 +54,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_servers_keep_a_tenants_quota_together() -> None:
     """Three servers with room for six, and a tenant that may have one running: never two, and all end."""
-    world = World(1, alone=False)
-    try:
+    with closing(World(1, alone=False)) as world:
         for _ in range(3):
             world.run(world.start())
         world.run(world.limit("red", most_running=1))
@@ -65,14 +62,11 @@ def test_servers_keep_a_tenants_quota_together() -> None:
             world.ask("red", known, method="staged", time_limit_s=5.0, max_gap=0.0)
         world.run(world.settle())
         world.judge()
-    finally:
-        world.close()
 
 
 def test_a_solve_that_broke_off_is_queued_again_at_once() -> None:
     """The disk is full while a solve ends and is given back: with room again it goes on, not when taken for dead."""
-    world = World(1, alone=True)
-    try:
+    with closing(World(1, alone=True)) as world:
         world.run(world.start())
         process = world.processes[0]
         process.children.work_s, process.line.disturbed = (0.5,), True
@@ -88,8 +82,6 @@ def test_a_solve_that_broke_off_is_queued_again_at_once() -> None:
         assert solve["attempt"] == 2
         world.run(world.settle())
         world.judge()
-    finally:
-        world.close()
 
 
 def test_seeds_hold() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 from .problems import METHODS, Known, problems
 from .world import TENANTS, World
@@ -18,13 +19,10 @@ def scene(number: int, name: str) -> None:
     Raises:
         Broken, InvalidPlan: an invariant does not hold.
     """
-    world = World(number, alone=False)
-    try:
+    with closing(World(number, alone=False)) as world:
         globals()[name](world)
         world.run(world.settle(60.0))
         world.judge()
-    finally:
-        world.close()
 
 
 def takeover(world: World) -> None:
