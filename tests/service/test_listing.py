@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remat_ir import Graph, Problem, budget_at, plain_peak
+from remat_ir import Problem, budget_at, plain_peak
 from service.serving import Service, serving, training_graph
 from tiers import first
 
@@ -108,11 +108,7 @@ def test_sweeps_fold_into_their_newest_request(own: Service) -> None:
 @pytest.mark.thorough
 def test_rows_say_what_plain_training_needs(own: Service) -> None:
     """With the fixed bytes of each request's own problem."""
-
-    def peak(graph: Graph) -> int:
-        return plain_peak(graph)
-
-    needed = {graph.ops: peak(graph) for graph in GRAPHS}
+    needed = {graph.ops: plain_peak(graph) for graph in GRAPHS}
     for row in listed(own):
         assert row["plain_peak_bytes"] == needed[row["ops"]]
 
