@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from remat_ir import Graph, Problem, budget_at
-from service.serving import Service, serving, training_graph
+from service import test_tenants
+from service.serving import Service, training_graph
 
 WIDTHS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
 _TIERS = {("phone", "light"): (), ("tablet", "dark"): pytest.mark.thorough, ("desktop", "light"): pytest.mark.thorough}
@@ -57,6 +56,12 @@ class Visit:
                 return
             self.press("Tab")
         raise AssertionError(f"{selector} is not reached by {most} tabs")
+
+    def downloaded(self, text: str) -> Path:
+        """The file that a click on a text saves."""
+        with self.tab.expect_download() as saved:
+            self.tab.get_by_text(text).click()
+        return Path(saved.value.path())
 
     def unfold(self) -> None:
         """Open the forms, which are folded on a phone."""
@@ -126,20 +131,16 @@ class Stored(NamedTuple):
     sweeps: tuple[str, str]
 
 
-@contextmanager
-def storing(folder: Path) -> Iterator[Stored]:
-    """Two plans of a graph, one of another, a problem without a plan, and two sweeps, one of which finds nothing."""
-    with serving(folder, workers=1) as running:
+def cli(service: Service, *arguments: str) -> str:
+    """Run `remat-service`, in a thread: the browser's driver has an event loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(test_tenants.cli, service, *arguments).result()
 
-        def solved(graph: Graph, budget: int) -> str:
-            return str(running.post(Problem(graph, budget))[1]["id"])
 
-        def sweep(method: str, *fractions: float) -> str:
-            budgets = sorted((budget_at(GRAPH, f) for f in fractions), reverse=True)
-            body = {"graph": GRAPH.to_json(), "budgets_bytes": budgets, "time_limit_s": 5, "method": method}
-            return str(running.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()["id"])
-
-        plans = solved(GRAPH, budget_at(GRAPH, 0.6)), solved(GRAPH, budget_at(GRAPH, 0.8))
-        other = training_graph(7)
-        sweeps = sweep("auto", 0.1, 0.6, 1), sweep("checkpoint-all", 0.6, 0.8)
-        yield Stored(running, plans, solved(other, budget_at(other, 0.8)), solved(GRAPH, 1), sweeps)
+def signed_in(browser: Any, service: Service, key: str, where: str = "", look: tuple[str, ...] = ()) -> Visit:
+    """A tab at a page for which a key was asked and given."""
+    visit = Visit(browser, service.url, *look)
+    visit.go(where, "input[name=secret]")
+    visit.tab.fill("input[name=secret]", key)
+    visit.press("Enter")
+    return visit

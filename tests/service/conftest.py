@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from service.browsing import Stored, Visit, storing
+from remat_ir import Graph, Problem, budget_at
+from service.browsing import GRAPH, Stored, Visit
 from service.database import postgres, stop_server
-from service.serving import Service, serving
+from service.serving import Service, serving, training_graph
 
 collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
 """Its plans are made by the client, of a captured step."""
@@ -61,9 +62,21 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    """What there is to look at on the page."""
-    with storing(tmp_path_factory.mktemp("page")) as found:
-        yield found
+    """Two plans of a graph, one of another, a problem without a plan, and two sweeps, one of which finds nothing."""
+    with serving(tmp_path_factory.mktemp("page"), workers=1) as running:
+
+        def solved(graph: Graph, budget: int) -> str:
+            return str(running.post(Problem(graph, budget))[1]["id"])
+
+        def sweep(method: str, *fractions: float) -> str:
+            budgets = sorted((budget_at(GRAPH, f) for f in fractions), reverse=True)
+            body = {"graph": GRAPH.to_json(), "budgets_bytes": budgets, "time_limit_s": 5, "method": method}
+            return str(running.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()["id"])
+
+        plans = solved(GRAPH, budget_at(GRAPH, 0.6)), solved(GRAPH, budget_at(GRAPH, 0.8))
+        other = training_graph(7)
+        sweeps = sweep("auto", 0.1, 0.6, 1), sweep("checkpoint-all", 0.6, 0.8)
+        yield Stored(running, plans, solved(other, budget_at(other, 0.8)), solved(GRAPH, 1), sweeps)
 
 
 @pytest.fixture

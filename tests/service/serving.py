@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
-from remat_ir import Answer, Graph, Problem, budget_at, graph_of, verify
+from remat_ir import Answer, Chain, Graph, Join, Problem, budget_at, graph_of, plain_peak, verify
+
+SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
+"""Leases that a test can wait for."""
 
 
 class Service:
@@ -90,6 +96,22 @@ class Service:
         text = self.http.get("/metrics").text
         rows = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+    def edit(self, statement: str, *values: object) -> int:
+        """Change its SQLite file, as another process would: how many rows those were."""
+        with closing(sqlite3.connect(self.folder / "service.sqlite", timeout=20)) as database, database:
+            return database.execute(statement, values).rowcount
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        """What is in its SQLite file."""
+        with closing(sqlite3.connect(self.folder / "service.sqlite", timeout=20)) as database:
+            return database.execute(query, values).fetchall()
+
+
+def peak_bytes(service: Service) -> int:
+    """The most that was ever resident of its process."""
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
 
 
 def of_program(folder: Path | None) -> dict[str, str]:
@@ -168,6 +190,35 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
         service.stop()
 
 
+def served(**settings: Any) -> Any:
+    """A fixture: a service for the tests of one module."""
+
+    @pytest.fixture(scope="module")
+    def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+        with serving(tmp_path_factory.mktemp("served"), **settings) as found:
+            yield found
+
+    return running
+
+
+def command(url: str, *arguments: str, **more: str) -> Any:
+    """How `remat-service` ends on a database, run in this process."""
+    from typer.testing import CliRunner
+
+    from remat_service.cli import app
+
+    return CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": url, **more})
+
+
+def started(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """How `remat-service` ends in a process of its own."""
+    environment = {**os.environ, **{"REMAT_" + name.upper(): value for name, value in settings.items()}}
+    return subprocess.run(
+        [sys.executable, "-m", "remat_service.cli", *arguments],
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: int = 0) -> Graph:
     """A chain of layers and its backward pass: op i reads op i−1; the gradient of layer i reads activation i−1."""
     costs = [cost + i for i in range(layers)] + [2 * cost + i for i in range(layers)]
@@ -178,6 +229,16 @@ def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: in
         before = [layers + back - 1] if back else [layers - 1]
         inputs.append(sorted({*before, *([layer - 1] if layer else [])}))
     return graph_of(costs, sizes, inputs, backward_from=layers, fixed_bytes=fixed)
+
+
+def at_peak(subject: Graph | Chain | Join) -> Problem:
+    """The problem whose best plan is the plain one."""
+    return Problem(subject, plain_peak(subject))
+
+
+def small(i: int) -> Problem:
+    """One of many that are solved at once."""
+    return at_peak(training_graph(5, cost=1000 + i))
 
 
 def checked(problem: Problem, data: dict[str, Any]) -> Answer:
@@ -200,6 +261,17 @@ def eventually(condition: Any, seconds: float = 20.0, every: float = 0.05) -> An
             return value
         time.sleep(every)
     raise AssertionError(f"not within {seconds} s")
+
+
+def all_answered(service: Service, posted: dict[str, Problem], seconds: float = 60) -> None:
+    """Every request is answered within the time, and rightly."""
+    until = time.monotonic() + seconds
+    for request_id, problem in posted.items():
+        found = eventually(
+            lambda request_id=request_id: (got := service.get(request_id, 5))[0] == 200 and got,
+            max(5.0, until - time.monotonic()),
+        )
+        checked(problem, found[1])
 
 
 def example(name: str) -> Any:
@@ -225,10 +297,15 @@ def hard_graph(layers: int = 30, seed: int = 1) -> Graph:
     return graph_of(costs, sizes, inputs, backward_from=layers)
 
 
+def open_problem(seed: int) -> Problem:
+    """A problem that no method settles in a minute."""
+    graph = hard_graph(60, seed)
+    return Problem(graph, budget_at(graph, 0.4))
+
+
 def long_solve(service: Service, seed: int, seconds: float = 90) -> tuple[Problem, dict[str, Any]]:
     """A solve of many seconds with an incumbent that has been told: the problem, and the answer so far."""
-    graph = hard_graph(60, seed)
-    problem = Problem(graph, budget_at(graph, 0.4))
+    problem = open_problem(seed)
     _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
     _, posted = service.post(problem, wait=0, method="staged", time_limit_s=seconds, max_gap=0, start=greedy["id"])
     posted = eventually(lambda: (found := service.get(posted["id"], 0)[1])["cost_ns"] and found, 40)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 import string
-from collections.abc import Iterator
-from contextlib import closing
 
 import httpx2
 import pytest
 
 from remat_ir import Problem, budget_at
-from service.serving import Service, eventually, serving, training_graph
+from service.serving import Service, eventually, served, training_graph
 from service.test_tenants import Tenant, cli
 
 GRAPH = training_graph(4)
@@ -20,12 +17,7 @@ RUN = {"predicted_bytes": 1000, "measured_bytes": 1010, "predicted_ns": 5000, "m
 NAMES = {"names": [f"net.block{op}" for op in range(GRAPH.ops)], "where": ["model.py:7"] * GRAPH.ops}
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that needs keys."""
-    settings = {"workers": 1, "require_keys": "true", "housekeeping_s": 1}
-    with serving(tmp_path_factory.mktemp("attached"), **settings) as running:
-        yield running
+locked = served(workers=1, require_keys="true", housekeeping_s=1)
 
 
 @pytest.fixture
@@ -136,16 +128,14 @@ def test_switching_names_off_writes_the_tenant_once(
 ) -> None:
     chief = Tenant(locked, cli(locked, "keys", "create", request.node.name, "--scope", "operate"))
     path = f"/v1/operator/tenants/{request.node.name}"
-    with closing(sqlite3.connect(next(locked.folder.glob("*.sqlite")))) as database:
-        database.executescript(
-            "CREATE TABLE written (name TEXT);"
-            "CREATE TRIGGER noting AFTER UPDATE ON tenants BEGIN INSERT INTO written VALUES (new.name); END;"
-        )
-        try:
-            assert chief.http.patch(path, json={"store_names": False}).status_code == 200
-            assert database.execute("SELECT * FROM written").fetchall() == [(request.node.name,)]
-        finally:
-            database.executescript("DROP TRIGGER noting; DROP TABLE written;")
+    locked.edit("CREATE TABLE written (name TEXT)")
+    locked.edit("CREATE TRIGGER noting AFTER UPDATE ON tenants BEGIN INSERT INTO written VALUES (new.name); END")
+    try:
+        assert chief.http.patch(path, json={"store_names": False}).status_code == 200
+        assert locked.rows("SELECT * FROM written") == [(request.node.name,)]
+    finally:
+        locked.edit("DROP TRIGGER noting")
+        locked.edit("DROP TABLE written")
 
 
 def test_no_tenant_reads_or_writes_anothers(locked: Service, anna: Tenant) -> None:
@@ -181,6 +171,4 @@ def test_attachments_count_for_the_quota_and_go_with_their_request(
 
 def _stored(service: Service, solve: str) -> int:
     """How many attachments of a solve are in the database."""
-    with closing(sqlite3.connect(next(service.folder.glob("*.sqlite")))) as database:
-        query = "SELECT count(*) FROM attachments WHERE request_id = ?"
-        return int(database.execute(query, (solve,)).fetchone()[0])
+    return int(service.rows("SELECT count(*) FROM attachments WHERE request_id = ?", solve)[0][0])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,12 @@ def _audit(path: Path, *arguments: str, seals: bool = True) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def _edited(filled: Path, folder: Path, change: str) -> Path:
+def _edited(filled: Path, folder: Path, *changes: str) -> Path:
     path = folder / "service.sqlite"
     shutil.copy(filled, path)
-    with sqlite3.connect(path) as database:
-        assert database.execute(change).rowcount >= 1
-    database.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        for change in changes:
+            assert database.execute(change).rowcount >= 1
     return path
 
 
@@ -114,12 +115,9 @@ def test_a_contradiction_is_written_out(filled: Path, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_plan_that_only_the_present_solver_has_refutes_a_bound(filled: Path, tmp_path: Path) -> None:
     """The plans are gone from the store and a bound is false: a sample solved again shows it."""
-    path = _edited(filled, tmp_path, "UPDATE bounds SET bound_ns = bound_ns * 2 WHERE restricted_to = ''")
-    with sqlite3.connect(path) as database:
-        database.execute("DELETE FROM plans")
-        database.execute("DELETE FROM proofs")
-        database.execute("UPDATE solves SET cost_ns = NULL, bound_ns = NULL")
-    database.close()
+    doubled = "UPDATE bounds SET bound_ns = bound_ns * 2 WHERE restricted_to = ''"
+    gone = ("DELETE FROM plans", "DELETE FROM proofs", "UPDATE solves SET cost_ns = NULL, bound_ns = NULL")
+    path = _edited(filled, tmp_path, doubled, *gone)
     code, out = _audit(path, "--sample", "0", seals=False)
     assert code == 0, out
     assert "seals were not looked at" in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,17 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from drawn import examples
 from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
-from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack, written
 from remat_solver import solver_version
-from service.serving import Service, checked, eventually, serving, training_graph
+from service.serving import Service, at_peak, checked, command, eventually, serving, training_graph
 
 
 def _post(service: Service, graph: Graph, budget: int, **more: object) -> dict[str, object]:
@@ -141,19 +138,16 @@ def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(o
     budget = budget_at(graph, Fraction(1, 2))
     first = _post(own, graph, budget, time_limit_s=1, max_gap=0.0)
     assert (first["status"], first["restricted_to"]) == ("feasible", [])
-    path = own.folder / "service.sqlite"
     seals = Seals([os.environ["REMAT_SEAL_KEY"].encode()])
-    with sqlite3.connect(path, timeout=20) as database:
-        ((key, net),) = database.execute("SELECT graph_key, budget_bytes FROM efforts").fetchall()
-        named = {"graph_key": key, "budget_bytes": net, "method_key": "auto", "solver": solver_version()}
-        said = {"bound_ns": first["cost_ns"], "source": "staged", "restricted_to": NO_TRANSFERS}
-        effort = Effort(1.0, True, "optimal", None, NO_TRANSFERS, "")
-        for table, row in (("bounds", named | said), ("efforts", named | effort._asdict())):
-            row = seals.sealed(table, row) | {"created_at": 0}
-            names = ", ".join(f'"{name}"' for name in row)
-            marks = ", ".join("?" * len(row))
-            database.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))
-    database.close()
+    ((key, net),) = own.rows("SELECT graph_key, budget_bytes FROM efforts")
+    named = {"graph_key": key, "budget_bytes": net, "method_key": "auto", "solver": solver_version()}
+    said = {"bound_ns": first["cost_ns"], "source": "staged", "restricted_to": NO_TRANSFERS}
+    effort = Effort(1.0, True, "optimal", None, NO_TRANSFERS, "")
+    for table, row in (("bounds", named | said), ("efforts", named | effort._asdict())):
+        row = seals.sealed(table, row) | {"created_at": 0}
+        names = ", ".join(f'"{name}"' for name in row)
+        marks = ", ".join("?" * len(row))
+        own.edit(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", *row.values())
     for _ in range(2):
         again = _post(own, graph, budget, time_limit_s=1, max_gap=0.0)
         assert (again["status"], again["restricted_to"]) == ("feasible", [])
@@ -212,23 +206,27 @@ def own(tmp_path: Path) -> Service:
         yield running
 
 
+def _flip(own: Service, table: str, column: str, key: str) -> None:
+    """Change one bit of a row's data."""
+    ((data,),) = own.rows(f"SELECT data FROM {table} WHERE {column} = ?", key)
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 4
+    own.edit(f"UPDATE {table} SET data = ? WHERE {column} = ?", bytes(flipped), key)
+
+
 @pytest.mark.thorough
 def test_a_flipped_bit_is_a_miss(own: Service) -> None:
     """Each column of a stored plan damaged in turn: never a wrong plan, always a fresh solve."""
-    graph = training_graph(6, cost=50)
-    problem = Problem(graph, plain_peak(graph))
-    first = _post(own, graph, problem.budget_bytes)
-    path = own.folder / "service.sqlite"
+    problem = at_peak(training_graph(6, cost=50))
+    first = _post(own, problem.graph, problem.budget_bytes)
     for damage in (
         "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
         "UPDATE plans SET cost_ns = cost_ns - 1",
         "UPDATE plans SET peak_bytes = peak_bytes - 1",
         "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
     ):
-        with sqlite3.connect(path, timeout=20) as database:
-            assert database.execute(damage).rowcount == 1
-        database.close()
-        again = _post(own, graph, problem.budget_bytes)
+        assert own.edit(damage) == 1
+        again = _post(own, problem.graph, problem.budget_bytes)
         assert again["cache"] == "miss", damage
         checked(problem, again)
         assert own.get(str(first["id"]), 0)[0] in (200, 410)
@@ -240,10 +238,7 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     graph = training_graph(7, cost=51)
     first = _post(own, graph, plain_peak(graph))
     own.stop()
-    with sqlite3.connect(own.folder / "service.sqlite") as database:
-        other = training_graph(7, cost=52)
-        database.execute("UPDATE graphs SET data = ?", (pack(written({"graph": other.to_json()})),))
-    database.close()
+    own.edit("UPDATE graphs SET data = ?", pack(written({"graph": training_graph(7, cost=52).to_json()})))
     own.start()
     assert own.get(str(first["id"]), 0)[0] == 410
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
@@ -255,21 +250,15 @@ def test_audit_finds_and_mends_damage(own: Service) -> None:
     made = [training_graph(5 + i, cost=61 + i) for i in range(4)]
     for graph in made:
         _post(own, graph, plain_peak(graph))
-    with sqlite3.connect(own.folder / "service.sqlite") as database:
-        keys = [key for (key,) in database.execute("SELECT key FROM graphs ORDER BY ops")]
-        for table, column, key in (("plans", "graph_key", keys[0]), ("graphs", "key", keys[3])):
-            ((data,),) = database.execute(f"SELECT data FROM {table} WHERE {column} = ?", (key,)).fetchall()
-            flipped = bytearray(data)
-            flipped[len(data) // 2] ^= 4
-            database.execute(f"UPDATE {table} SET data = ? WHERE {column} = ?", (bytes(flipped), key))
-        database.execute("UPDATE plans SET cost_ns = cost_ns - 1 WHERE graph_key = ?", (keys[1],))
-        database.execute("UPDATE graphs SET total_cost_ns = 1 WHERE key = ?", (keys[2],))
-    database.close()
-    environment = {"REMAT_DATABASE_URL": own.database_url}
-    said = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
+    keys = [key for (key,) in own.rows("SELECT key FROM graphs ORDER BY ops")]
+    _flip(own, "plans", "graph_key", keys[0])
+    _flip(own, "graphs", "key", keys[3])
+    own.edit("UPDATE plans SET cost_ns = cost_ns - 1 WHERE graph_key = ?", keys[1])
+    own.edit("UPDATE graphs SET total_cost_ns = 1 WHERE key = ?", keys[2])
+    said = command(own.database_url, "audit", "--apply").stdout
     for line in ("graphs 4", "plans 3", "plans dropped 1", "plans mended 1", "graphs mended 1", "graphs damaged"):
         assert line in said, said
-    again = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
+    again = command(own.database_url, "audit", "--apply").stdout
     assert "plans 2" in again
     assert "dropped" not in again
     assert "plans mended" not in again
@@ -286,12 +275,8 @@ def test_a_damaged_graph_is_replaced_by_the_next_post(own: Service, live: bool) 
     first = _post(own, graph, plain_peak(graph))
     if not live:
         own.stop()
-    with sqlite3.connect(own.folder / "service.sqlite") as database:
-        ((data,),) = database.execute("SELECT data FROM graphs").fetchall()
-        flipped = bytearray(data)
-        flipped[len(data) // 2] ^= 4
-        database.execute("UPDATE graphs SET data = ?", (bytes(flipped),))
-    database.close()
+    ((key,),) = own.rows("SELECT key FROM graphs")
+    _flip(own, "graphs", "key", key)
     if not live:
         own.start()
     again = _post(own, graph, plain_peak(graph) + 1)  # another budget: not a body that was answered before

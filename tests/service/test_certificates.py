@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, select
-from typer.testing import CliRunner
 
-from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
-from remat_service.cli import app
+from remat_ir import Answer, Problem, Status, budget_at, certified_need, verify_answer
 from remat_service.storage.tables import proofs
 from remat_service.storage.verifier import CheckedProof, pack, unpack, written
 from service.database import process
-from service.serving import Service, hard_graph, serving, training_graph
+from service.serving import Service, at_peak, command, hard_graph, served, serving, training_graph
 
 GAP = 0.01
 
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with serving(tmp_path_factory.mktemp("certificates"), workers=1) as running:
-        yield running
+own = served(workers=1)
 
 
 def _post(service: Service, problem: Problem, **more: Any) -> dict[str, Any]:
@@ -363,13 +357,13 @@ def test_audit_mends_what_was_edited(
 ) -> None:
     """Once is enough: the second time nothing is found, and what is left is believed."""
     edited.edit(EDITS.get(edit, edit))
-    environment = {"REMAT_DATABASE_URL": edited.own.database_url}
+    url = edited.own.database_url
     monkeypatch.chdir(tmp_path)  # where contradictions are written
-    shown = [CliRunner().invoke(app, ["audit"], env=environment).stdout.splitlines()[-1] for _ in range(2)]
+    shown = [command(url, "audit").stdout.splitlines()[-1] for _ in range(2)]
     assert said in shown[1] == shown[0]  # nothing is changed without the word
-    done = CliRunner().invoke(app, ["audit", "--apply"], env=environment)
+    done = command(url, "audit", "--apply")
     assert said in done.stdout, done.output
-    again = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
+    again = command(url, "audit", "--apply").stdout
     assert "dropped" not in again
     assert "mended" not in again
     before = edited.own.metric("remat_store_damaged_total")
@@ -391,8 +385,7 @@ def test_edited_profiles_are_measured_anew(edited: Edited) -> None:
 @pytest.mark.thorough
 def test_a_plain_peak_needs_no_certificate(own: Service) -> None:
     """Each op once is a bound that anybody can add up."""
-    graph = training_graph(12, cost=17)
-    data = _post(own, Problem(graph, plain_peak(graph)), max_gap=0)
+    data = _post(own, at_peak(training_graph(12, cost=17)), max_gap=0)
     assert data["status"] == "optimal"
     assert "proof" not in data
     assert data["claimed_by"] is None

@@ -18,20 +18,31 @@ from typing import Any
 
 import psycopg
 import pytest
-from typer.testing import CliRunner
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service.cli import app
 from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.solving.cluster import Fleet
 from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, postgres, process
-from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
+from service.serving import (
+    SHORT,
+    Service,
+    Worker,
+    all_answered,
+    at_peak,
+    checked,
+    eventually,
+    hard_graph,
+    long_solve,
+    open_problem,
+    serving,
+    small,
+    training_graph,
+)
 from service.test_tenants import Tenant, cli
 
-SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 _TAKEN_OVER_S = 3 + 2 * 3.0  # the lease, and two rounds of upkeep on a busy machine
 
 
@@ -88,21 +99,6 @@ def _solves(url: str, what: str = "state") -> list[Any]:
     return [row[0] for row in _ask(url, f"SELECT {what} FROM solves ORDER BY queued_at, id")]
 
 
-def _small(i: int) -> Problem:
-    graph = training_graph(5, cost=1000 + i)
-    return Problem(graph, plain_peak(graph))
-
-
-def _all_answered(server: Service, posted: dict[str, Problem], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    for request_id, problem in posted.items():
-        found = eventually(
-            lambda request_id=request_id: (got := server.get(request_id, 5))[0] == 200 and got,
-            max(5.0, until - time.monotonic()),
-        )
-        checked(problem, found[1])
-
-
 @pytest.mark.slow
 def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, workers: Workers, url: str) -> None:
     """A is stopped, B takes its solve over, A goes on and writes nothing; B is killed, and C ends the solve."""
@@ -130,9 +126,7 @@ def test_a_dead_workers_solve_goes_on_soon(server: Service, workers: Workers, ur
     """
     dead = workers.start()
     problem, posted = long_solve(server, 1)
-    graph = hard_graph(60, 2)
-    endless = Problem(graph, budget_at(graph, 0.4))
-    _, other = server.post(endless, wait=0, method="staged", time_limit_s=90, max_gap=0)
+    _, other = server.post(open_problem(2), wait=0, method="staged", time_limit_s=90, max_gap=0)
     workers.start()
     eventually(lambda: _solves(url).count("running") == 2)
     dead.stop(signal.SIGKILL)
@@ -185,25 +179,25 @@ async def _held_open(url: str, seconds: float, problem: Problem) -> str:
 def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers: Workers, url: str) -> None:
     """A worker runs a job that finds nothing, while the miss is not committed; the miss is solved all the same."""
     workers.start()
-    posted = {server.post(_small(0))[1]["id"]: _small(0)}
+    posted = {server.post(small(0))[1]["id"]: small(0)}
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(lambda: asyncio.run(_held_open(url, 4.0, _small(1))))
+        late = pool.submit(lambda: asyncio.run(_held_open(url, 4.0, small(1))))
         time.sleep(2.0)
         jobs = "SELECT count(*) FROM procrastinate_jobs"
         _ask(url, "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('remat', 'remat.execute')")
         eventually(lambda: _ask(url, jobs)[0][0] == 0, 10)  # run, to no end
         assert not late.done()
-        posted[late.result(30)] = _small(1)
-    _all_answered(server, posted)
+        posted[late.result(30)] = small(1)
+    all_answered(server, posted)
 
 
 @pytest.mark.thorough
 def test_lost_jobs_are_missed(server: Service, workers: Workers, url: str) -> None:
     """Every job is gone, and nobody tells: what waits is solved."""
-    posted = {server.post(_small(i), wait=0)[1]["id"]: _small(i) for i in range(4)}
+    posted = {server.post(small(i), wait=0)[1]["id"]: small(i) for i in range(4)}
     _ask(url, "DELETE FROM procrastinate_jobs")
     workers.start()
-    _all_answered(server, posted)
+    all_answered(server, posted)
 
 
 @pytest.mark.slow
@@ -216,10 +210,10 @@ def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> No
             try:
                 reply = server.http.post(
                     "/v1/solves",
-                    json={"problem": _small(i).to_json(), "time_limit_s": 5, "method": "checkpoint-all"},
+                    json={"problem": small(i).to_json(), "time_limit_s": 5, "method": "checkpoint-all"},
                     headers={"Idempotency-Key": f"key-{i}"},
                 )
-                posted[reply.json()["id"]] = _small(i)
+                posted[reply.json()["id"]] = small(i)
                 return
             except Exception:
                 time.sleep(0.3)
@@ -237,7 +231,7 @@ def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> No
             worker = workers.start()
         asking.join(60)
     assert len(posted) == 8
-    _all_answered(server, posted, 90)
+    all_answered(server, posted, 90)
     assert len(_solves(url)) == 8
     assert set(_solves(url)) == {"ended"}
 
@@ -266,12 +260,12 @@ def test_killed_right_after_an_answer_is_written(
         monkeypatch.setenv("REMAT_" + name.upper(), str(value))
     with (tmp_path / "dies.log").open("w") as log:
         dying = subprocess.Popen([sys.executable, "-c", _DIES_AFTER_ITS_ANSWER], stdout=log, stderr=log)
-    _, posted = server.post(_small(0), wait=0, time_limit_s=5)
+    _, posted = server.post(small(0), wait=0, time_limit_s=5)
     assert dying.wait(60) == -signal.SIGKILL, (tmp_path / "dies.log").read_text()[-3000:]
     assert _solves(url) == ["ended"]
     status, data = server.get(posted["id"], 10)
     assert status == 200
-    checked(_small(0), data)
+    checked(small(0), data)
     time.sleep(SHORT["stale_after_s"] + 0.5)
     workers.start()
     eventually(lambda: _ask(url, "SELECT count(*) FROM procrastinate_jobs")[0][0] == 0, 15)
@@ -281,10 +275,10 @@ def test_killed_right_after_an_answer_is_written(
 @pytest.mark.thorough
 def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, workers: Workers, url: str) -> None:
     """Of three that wait, the last one is joined with a higher priority: it is the first to run."""
-    ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(3)]
-    server.post(_small(2), wait=0, time_limit_s=5, priority=10)
+    ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(3)]
+    server.post(small(2), wait=0, time_limit_s=5, priority=10)
     workers.start()
-    _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+    all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
     started = _solves(url, "started_at")
     assert started[2] < started[0] < started[1]
 
@@ -295,8 +289,8 @@ def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, wo
     _ask(url, "UPDATE tenants SET most_running = 1")
     for _ in range(3):
         workers.start()
-    ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(8)]
-    _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+    ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(8)]
+    all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
     spans = _ask(url, "SELECT started_at, ended_at FROM solves ORDER BY started_at")
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
@@ -314,10 +308,10 @@ def test_sweeps_and_single_solves_at_once(server: Service, workers: Workers, url
 
     with ThreadPoolExecutor(8) as pool:
         sweeps = [pool.submit(sweep, i) for i in range(4)]
-        singles = [pool.submit(server.post, _small(i), 0.0, time_limit_s=5) for i in range(12)]
-        posted = {single.result()[1]["id"]: _small(i) for i, single in enumerate(singles)}
+        singles = [pool.submit(server.post, small(i), 0.0, time_limit_s=5) for i in range(12)]
+        posted = {single.result()[1]["id"]: small(i) for i, single in enumerate(singles)}
         ids = [found.result() for found in sweeps]
-    _all_answered(server, posted)
+    all_answered(server, posted)
     for sweep_id in ids:
         eventually(lambda sweep_id=sweep_id: server.http.get(f"/v1/sweeps/{sweep_id}?wait=5").json()["ended"], 60)
     assert len(_solves(url)) == len(set(_solves(url, "flight_key")))
@@ -329,8 +323,8 @@ def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Work
     """A server with REMAT_DISPATCHER=embedded next to workers: one queue, so nothing is started twice."""
     workers.start()
     with serving(tmp_path, database_url=url, workers=1, **SHORT) as server:
-        ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(10)]
-        _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+        ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(10)]
+        all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
     assert set(_solves(url, "attempt")) == {1}
 
 
@@ -340,20 +334,19 @@ def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Worke
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    graph = training_graph(6)
+    problem = at_peak(training_graph(6))
     with (
         serving(first, database_url=url, dispatcher="cluster") as one,
         serving(second, database_url=url, dispatcher="cluster") as two,
     ):
         workers.start()
-        _, data = one.post(Problem(graph, plain_peak(graph)))
+        _, data = one.post(problem)
         for _ in range(2):
             assert [server.get(data["id"], 20)[0] for server in (one, two)] == [200, 200]
-        done = CliRunner().invoke(app, ["tenants", "disown", "default"], env={"REMAT_DATABASE_URL": url})
-        assert done.exit_code == 0, done.output
+        cli(one, "tenants", "disown", "default")
         time.sleep(2.2)
         assert [server.get(data["id"], 0)[0] for server in (one, two)] == [404, 404]
-        status, anew = two.post(Problem(graph, plain_peak(graph)))
+        status, anew = two.post(problem)
         assert (status, anew["cache"]) == (200, "miss")
         assert one.get(anew["id"], 0)[0] == 200
 
@@ -391,8 +384,7 @@ def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
             private.stop()
             time.sleep(16)
             private.start()
-            graph = training_graph(5)
-            problem = Problem(graph, plain_peak(graph))
+            problem = at_peak(training_graph(5))
             eventually(lambda: server.http.get("/readyz").status_code == 200, 30)
             checked(problem, server.post(problem, time_limit_s=5)[1])
             worker.stop()
@@ -410,7 +402,7 @@ async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
     async with _in_cluster(url) as context:
         async with context.database.write() as connection:
             caller = await default_caller(connection)
-        await Submission(context, caller, Ask(_small(0), time_limit_s=5)).submit()
+        await Submission(context, caller, Ask(small(0), time_limit_s=5)).submit()
         _ask(url, "DELETE FROM procrastinate_jobs")
         with psycopg.connect(url) as other:
             other.execute("SELECT pg_advisory_xact_lock(1919246704)")

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at, plain_peak
-from service.serving import Service, checked, eventually, hard_graph, training_graph
+from remat_ir import Problem, budget_at
+from service.serving import Service, at_peak, checked, eventually, hard_graph, open_problem, training_graph
 
 
 def _solvers(service: Service) -> list[psutil.Process]:
@@ -20,19 +20,13 @@ def _solvers(service: Service) -> list[psutil.Process]:
     return found
 
 
-def _long(seed: int) -> Problem:
-    graph = hard_graph(60, seed)
-    return Problem(graph, budget_at(graph, 0.4))
-
-
 def _running(service: Service, solve_id: str) -> bool:
     return bool(service.get(solve_id, 0)[1]["status"] == "running")
 
 
 def test_identical_posts_are_solved_once(service: Service) -> None:
     """Forty at once: one solve, forty equal answers under forty ids."""
-    graph = training_graph(40, cost=333)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(40, cost=333))
     before = service.metric("remat_solve_seconds_count")
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda _: service.post(problem, time_limit_s=10), range(40)))
@@ -47,7 +41,7 @@ def test_identical_posts_are_solved_once(service: Service) -> None:
 
 def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> None:
     """Two share a solve: the first to leave gets what there is, the second goes on; then nothing is left running."""
-    problem = _long(1)
+    problem = open_problem(1)
     _, first = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
     _, second = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
     assert (first["cache"], second["cache"]) == ("miss", "joined")
@@ -64,7 +58,7 @@ def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> No
 @pytest.mark.thorough
 def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Service) -> None:
     """2 s and 6 s on one solve: the first has its answer while the other goes on."""
-    problem = _long(3)
+    problem = open_problem(3)
     _, short = service.post(problem, wait=0, method="staged", time_limit_s=2, max_gap=0)
     _, long = service.post(problem, wait=0, method="staged", time_limit_s=6, max_gap=0)
     assert long["cache"] == "joined"

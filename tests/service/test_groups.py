@@ -9,7 +9,7 @@ import pytest
 from remat_ir import Graph, InvalidData, Problem, budget_at, graph_digest, plain_peak
 from remat_ir.batch import BatchFamily
 from remat_service.requests.groups import curve
-from service.serving import Service, eventually, example, training_graph
+from service.serving import Service, at_peak, eventually, example, training_graph
 
 
 def test_sweep_over_budgets(service: Service) -> None:
@@ -70,8 +70,7 @@ def test_validate(service: Service) -> None:
 @pytest.mark.thorough
 def test_events_are_resumable(service: Service) -> None:
     """Improvements in order, then the end; from Last-Event-ID on only what came after it."""
-    graph = training_graph(19, cost=91)
-    _, first = service.post(Problem(graph, plain_peak(graph)), time_limit_s=5)
+    _, first = service.post(at_peak(training_graph(19, cost=91)), time_limit_s=5)
 
     def read(**headers: str) -> list[tuple[int, str, dict[str, object]]]:
         found = []

@@ -14,22 +14,17 @@ import psutil
 import pytest
 from backports import zstd
 
-from remat_ir import Problem, budget_at
 from remat_service.errors import TooLarge
 from remat_service.requests.parse import MOST_READING_BYTES, Body, from_body, read_ask
 from remat_service.settings import Settings
-from service.serving import Service, eventually, example, hard_graph, serving
+from service.serving import Service, eventually, example, open_problem, peak_bytes, served, serving
 from service.test_tenants import Tenant, cli
 
 JSON = {"Content-Type": "application/json", "Content-Encoding": "zstd"}
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that needs keys and has little patience."""
-    limits = {"require_keys": "true", "head_timeout_s": 1.5, "body_timeout_s": 1.5, "most_connections_per_address": 30}
-    with serving(tmp_path_factory.mktemp("strict"), workers=1, **limits) as running:
-        yield running
+strict = served(workers=1, require_keys="true", head_timeout_s=1.5, body_timeout_s=1.5, most_connections_per_address=30)
+"""A service that needs keys and has little patience."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ class _Pulse(threading.Thread):
 def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) -> None:
     """128 MiB of small things behind zstd: a 4xx, below 64 MB more than before, and the server answers meanwhile."""
     service.http.post("/v1/solves", content=zstd.compress(b"[1]"), headers=JSON)
-    before = _peak(service)
+    before = peak_bytes(service)
     pulse, meanwhile = _Pulse(service), 0
     for name, body in _bombs(128 << 20):
         packed = zstd.compress(body)
@@ -77,7 +72,7 @@ def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) ->
         reply = service.http.post("/v1/solves", content=packed, headers=JSON)
         meanwhile += pulse.answers - answers  # none while a refusal that takes no time
         assert reply.status_code in (400, 413, 422), (name, reply.text)
-        assert _peak(service) - before < 64 << 20, (name, _peak(service) - before)
+        assert peak_bytes(service) - before < 64 << 20, (name, peak_bytes(service) - before)
     pulse.on = False
     pulse.join()
     assert meanwhile > 5
@@ -127,18 +122,11 @@ def test_large_bodies_refused_late_take_little_memory(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1) as service:
         small = json.dumps({"problem": 1}).encode()
         service.http.post("/v1/solves", content=zstd.compress(small + b" " * 10**6), headers=JSON)
-        before = _peak(service)
+        before = peak_bytes(service)
         for name, body in _refused_late():
             reply = service.http.post("/v1/solves", content=zstd.compress(body), headers=JSON)
             assert reply.status_code in (400, 413, 422), (name, reply.text)
-            assert _peak(service) - before < 64 << 20, (name, len(body), _peak(service) - before)
-
-
-def _peak(service: Service) -> int:
-    """The most that was ever resident, in bytes."""
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) << 10
+            assert peak_bytes(service) - before < 64 << 20, (name, len(body), peak_bytes(service) - before)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +235,7 @@ def test_memory_for_bodies_is_one_budget(tmp_path: Path) -> None:
 def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
     """Two waits of one tenant under way where two may be: a third is refused, and taken once they have ended."""
     with serving(tmp_path, workers=1, most_requests_per_tenant=2) as own:
-        graph = hard_graph(60, 8)
-        _, posted = own.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+        _, posted = own.post(open_problem(8), wait=0, method="staged", time_limit_s=60, max_gap=0)
         waits = [threading.Thread(target=own.get, args=(posted["id"], 3)) for _ in range(2)]
         for wait in waits:
             wait.start()
@@ -265,8 +252,7 @@ def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
     listed = cli(strict, "keys", "list")
     tenant = Tenant(strict, cli(strict, "keys", "create", "carl", "--new-tenant"))
     (key_id,) = [line.split()[0] for line in cli(strict, "keys", "list").splitlines() if line not in listed]
-    graph = hard_graph(60, 9)
-    posted = tenant.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+    posted = tenant.post(open_problem(9), wait=0, method="staged", time_limit_s=60, max_gap=0)
     with tenant.http.stream("GET", f"/v1/solves/{posted.json()['id']}/events") as reply:
         assert reply.status_code == 200
         cli(strict, "keys", "revoke", key_id)

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at, plain_peak
-from service.serving import Service, checked, eventually, hard_graph, long_solve, serving, training_graph
+from remat_ir import Problem
+from service.serving import Service, at_peak, checked, eventually, long_solve, open_problem, serving, training_graph
 
 
 @pytest.fixture
@@ -95,13 +95,12 @@ def test_graceful_stop_gives_solves_back(own: Service) -> None:
 def test_not_ready_before_it_stops(tmp_path: Path) -> None:
     """After SIGTERM: not ready, and no new solve, but what is stored is still answered; then the end."""
     with serving(tmp_path, workers=1, notice_s=6, drain_s=2) as own:
-        graph, other = training_graph(5), training_graph(6)
-        stored = Problem(graph, plain_peak(graph))
+        stored, other = at_peak(training_graph(5)), at_peak(training_graph(6))
         assert own.post(stored, time_limit_s=5)[0] == 200
         own.process.send_signal(signal.SIGTERM)
         eventually(lambda: own.http.get("/readyz").status_code == 503, 5)
         assert own.post(stored, time_limit_s=5)[1]["cache"] == "hit"
-        assert own.post(Problem(other, plain_peak(other)), time_limit_s=5)[0] == 503
+        assert own.post(other, time_limit_s=5)[0] == 503
         assert own.http.get("/livez").status_code == 200
         assert own.stop() in (0, -signal.SIGTERM)
 
@@ -124,8 +123,7 @@ def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
 def test_memory_watchdog(tmp_path: Path) -> None:
     """Over its memory a solve's group is killed at once; the answer says so."""
     with serving(tmp_path, workers=1, solver_memory_bytes=2**26) as own:
-        graph = hard_graph(60, 6)
-        status, data = own.post(Problem(graph, budget_at(graph, 0.4)), method="staged", time_limit_s=20, max_gap=0)
+        status, data = own.post(open_problem(6), method="staged", time_limit_s=20, max_gap=0)
         assert (status, data["limit"]) == (200, "memory")
         assert own.metric("remat_solver_kills_total") == 1
 

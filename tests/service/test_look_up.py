@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ from remat.planning.sources import ServicePlanner
 from remat_ir import Graph, Problem, budget_at, plain_peak
 from remat_service.storage.verifier import Verifier, pack, written
 from remat_solver import solve
-from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
+from service.serving import Service, checked, eventually, hard_graph, open_problem, served, serving, training_graph
 
 GRAPH = hard_graph(16, 7)
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with one worker whose looks have no time for any certificate that it has not checked before."""
-    with serving(tmp_path_factory.mktemp("short"), workers=1, look_up_s=0) as running:
-        yield running
+short = served(workers=1, look_up_s=0)
+"""A service with one worker whose looks have no time for any certificate that it has not checked before."""
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +30,7 @@ def known(short: Service) -> dict[str, Any]:
     assert large["proof"] is not None
     _, found = short.post(at(0.6), time_limit_s=20, max_gap=0.2)
     assert found["plan"] is not None
-    busy = hard_graph(60, 3)
-    _, long = short.post(Problem(busy, budget_at(busy, 0.4)), wait=0, method="staged", time_limit_s=300, max_gap=0)
+    _, long = short.post(open_problem(3), wait=0, method="staged", time_limit_s=300, max_gap=0)
     eventually(lambda: short.get(long["id"], 0)[1]["status"] == "running")
     return found
 
@@ -91,9 +86,8 @@ def test_what_had_no_time_before_the_queue_is_checked_behind_it(tmp_path: Path) 
 
 @pytest.mark.thorough
 def test_a_limit_that_is_over_before_anything_is_found_is_a_miss(tmp_path: Path) -> None:
-    graph = hard_graph(60, 5)
     with serving(tmp_path, workers=1, look_up_s=0) as service:
-        _, ended = service.post(Problem(graph, budget_at(graph, 0.4)), time_limit_s=0.03)
+        _, ended = service.post(open_problem(5), time_limit_s=0.03)
         assert (ended["status"], ended["cache"], ended.get("plan")) == ("nothing_found", "miss", None)
 
 

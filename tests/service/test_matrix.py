@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 
-from remat_ir import Problem, budget_at, plain_peak
+from remat_ir import Problem, budget_at
 from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
@@ -24,9 +24,19 @@ from remat_service.solving.run import execute
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, process
-from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
-
-SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
+from service.serving import (
+    SHORT,
+    Service,
+    Worker,
+    all_answered,
+    at_peak,
+    checked,
+    eventually,
+    hard_graph,
+    long_solve,
+    serving,
+    training_graph,
+)
 
 
 class Deployment:
@@ -93,9 +103,8 @@ def _cancel(server: Service, row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _quick(server: Service, seed: int) -> Problem:
-    graph = training_graph(4 + seed, cost=900 + seed)
-    return Problem(graph, plain_peak(graph))
+def _quick(seed: int) -> Problem:
+    return at_peak(training_graph(4 + seed, cost=900 + seed))
 
 
 @pytest.mark.thorough
@@ -103,17 +112,17 @@ def test_order_cancel_join_and_last_subscriber(deployed: Deployment) -> None:
     """With the one place taken: queued by priority, a queued one cancelled, a running one shared, then left by all."""
     server = deployed.server
     problem, first = long_solve(server, 1)
-    low = server.post(_quick(server, 1), wait=0, time_limit_s=5, priority=-5)[1]
-    high = server.post(_quick(server, 2), wait=0, time_limit_s=5, priority=5)[1]
-    dropped = server.post(_quick(server, 3), wait=0, time_limit_s=5, priority=50)[1]
+    low = server.post(_quick(1), wait=0, time_limit_s=5, priority=-5)[1]
+    high = server.post(_quick(2), wait=0, time_limit_s=5, priority=5)[1]
+    dropped = server.post(_quick(3), wait=0, time_limit_s=5, priority=50)[1]
     assert {row["status"] for row in (low, high, dropped)} == {"queued"}
     assert _cancel(server, dropped)["status"] == "cancelled"
-    late = server.post(_quick(server, 4), wait=0, time_limit_s=5, queue_limit_s=0.2)[1]
+    late = server.post(_quick(4), wait=0, time_limit_s=5, queue_limit_s=0.2)[1]
     ended = eventually(lambda: (found := server.get(late["id"], 0))[0] == 200 and found[1])
     assert (ended["status"], ended["limit"], "queue" in ended["message"]) == ("nothing_found", "time", True)
 
-    body = {"method": "staged", "time_limit_s": 90, "max_gap": 0, "start": None}
-    again = server.post(problem, wait=0, **{**body, "start": _start_of(server, first)})[1]
+    start = _start_of(server, first)
+    again = server.post(problem, wait=0, method="staged", time_limit_s=90, max_gap=0, start=start)[1]
     assert again["cache"] == "joined"
     ended = _cancel(server, first)
     assert ended["status"] == "cancelled"
@@ -137,18 +146,15 @@ def test_database_restarted(deployed: Deployment) -> None:
     """Twice, under load: no request lost, none wrong, and the solve under way goes on."""
     server = deployed.server
     problem, long = long_solve(server, 3)
-    problems = [_quick(server, 20 + i) for i in range(9)]
-    ids = []
-    for i, quick in enumerate(problems):
+    posted = {}
+    for i in range(9):
         if i in (3, 6):
             deployed.restart_database()
-        status, data = server.post(quick, wait=0, time_limit_s=5)
+        status, data = server.post(_quick(20 + i), wait=0, time_limit_s=5)
         assert status in (200, 202), data
-        ids.append(data["id"])
+        posted[data["id"]] = _quick(20 + i)
     assert checked(problem, _cancel(server, long)).cost_ns <= long["cost_ns"]
-    for solve_id, quick in zip(ids, problems, strict=True):
-        found = eventually(lambda solve_id=solve_id: (got := server.get(solve_id, 5))[0] == 200 and got, 60)
-        checked(quick, found[1])
+    all_answered(server, posted, 300)
 
 
 @pytest.mark.thorough
@@ -175,7 +181,7 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
         async with process(url, dispatcher=deployed.dispatcher) as context:
             async with context.database.write() as connection:
                 caller = await default_caller(connection)
-            ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
+            ask = Ask(_quick(40), time_limit_s=5, method="checkpoint-all")
             request_id = await Submission(context, caller, ask).submit()
             solve_id = (await find_request(context, caller, request_id)).solve_id
             claim = context.queue.claim

@@ -22,7 +22,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from sqlalchemy import event
 
-from remat_ir import Problem, plain_peak
 from remat_service.clock import SYSTEM
 from remat_service.identity import Caller
 from remat_service.requests.completion import look
@@ -31,7 +30,7 @@ from remat_service.telemetry import Metrics
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
 from service.database import process
-from service.serving import Service, eventually, hard_graph, serving, training_graph
+from service.serving import Service, at_peak, eventually, open_problem, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 
@@ -67,9 +66,7 @@ def test_metrics_can_want_a_key(tmp_path: Path) -> None:
 def test_streams_of_one_tenant_are_limited(tmp_path: Path) -> None:
     """With one stream open where one may be, a second is refused, other requests are not, and its end makes room."""
     with serving(tmp_path, workers=1, most_streams_per_tenant=1) as own:
-        graph = hard_graph(60, 11)
-        problem = Problem(graph, (plain_peak(graph) * 2) // 3)
-        _, posted = own.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+        _, posted = own.post(open_problem(11), wait=0, method="staged", time_limit_s=60, max_gap=0)
         path = f"/v1/solves/{posted['id']}/events"
         with own.http.stream("GET", path) as first:
             assert first.status_code == 200
@@ -146,8 +143,7 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         with serving(tmp_path, workers=1) as own:
-            graph = training_graph(4)
-            body = {"problem": Problem(graph, plain_peak(graph)).to_json(), "time_limit_s": 5}
+            body = {"problem": at_peak(training_graph(4)).to_json(), "time_limit_s": 5}
             headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "Prefer": "wait=20"}
             assert own.http.post("/v1/solves", json=body, headers=headers).status_code == 200
             own.http.get("/livez")

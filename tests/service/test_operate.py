@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,10 @@ from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from service.database import process
-from service.serving import Service, eventually, hard_graph, serving, training_graph
+from service.serving import Service, at_peak, eventually, open_problem, served, training_graph
 from service.test_tenants import Tenant, cli
 
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with one slot that wants keys."""
-    with serving(tmp_path_factory.mktemp("operate"), workers=1, require_keys="true") as running:
-        yield running
+locked = served(workers=1, require_keys="true")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +29,7 @@ def chief(locked: Service) -> Tenant:
 
 
 def _endless(tenant: Tenant, seed: int) -> str:
-    graph = hard_graph(60, seed)
-    problem = Problem(graph, budget_at(graph, 0.4))
-    reply = tenant.post(problem, 0, method="staged", time_limit_s=90, max_gap=0)
+    reply = tenant.post(open_problem(seed), 0, method="staged", time_limit_s=90, max_gap=0)
     assert reply.status_code == 202, reply.text
     return str(reply.json()["id"])
 
@@ -172,8 +164,7 @@ def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
     """Of a request and of its solve alike: tenant, key, request."""
     key = cli(locked, "keys", "create", "logged", "--new-tenant")
     team = Tenant(locked, key)
-    graph = training_graph(6, cost=77)
-    data = team.post(Problem(graph, plain_peak(graph)), time_limit_s=5).json()
+    data = team.post(at_peak(training_graph(6, cost=77)), time_limit_s=5).json()
 
     def lines(event: str) -> list[dict[str, Any]]:
         # the last line may be half written
@@ -194,8 +185,13 @@ def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
 def test_sweeps_are_given_up_like_solves(locked: Service) -> None:
     """All that is under way ends with what it has."""
     team = Tenant(locked, cli(locked, "keys", "create", "sweeping", "--new-tenant"))
-    graph = hard_graph(60, 11)
-    body = {"graph": graph.to_json(), "points": 3, "method": "staged", "time_limit_s": 90, "max_gap": 0}
+    body = {
+        "graph": open_problem(11).graph.to_json(),
+        "points": 3,
+        "method": "staged",
+        "time_limit_s": 90,
+        "max_gap": 0,
+    }
     sweep = team.http.post("/v1/sweeps", json=body).json()
     assert not sweep["ended"]
     assert team.http.post(f"/v1/sweeps/{sweep['id']}/cancel").json()["ended"]

@@ -155,18 +155,12 @@ def test_a_plan_is_shown_and_taken_home(visit: Visit, stored: Stored, tmp_path: 
     sent = stored.service.http.get(f"/v1/solves/{solve_id}/problem").text
     assert "block" not in sent, "names are never sent"
 
-    with tab.expect_download() as saved:
-        tab.get_by_text("Answer as JSON").click()
-    assert json.loads(Path(saved.value.path()).read_text())["plan"] == answer["plan"]
-    with tab.expect_download() as saved:
-        tab.get_by_text("Trace for Perfetto").click()
-    events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
+    assert json.loads(visit.downloaded("Answer as JSON").read_text())["plan"] == answer["plan"]
+    events = json.loads(visit.downloaded("Trace for Perfetto").read_text())["traceEvents"]
     assert sum(e["ph"] == "X" for e in events) == sum(step[0] == "compute" for step in answer["plan"]["steps"])
     assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") == answer["peak_bytes"]
-    with tab.expect_download() as saved:
-        tab.get_by_text("One HTML file").click()
     offline = tmp_path / "plan.html"
-    shutil.copy(saved.value.path(), offline)
+    shutil.copy(visit.downloaded("One HTML file"), offline)
     asked: list[str] = []
     reader = visit.context.new_page()
     reader.on("request", lambda r: asked.append(r.url))
@@ -289,9 +283,7 @@ def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) 
         tab.click("button[type=submit].primary")
         expect(tab.locator("caption", has_text="over one pass")).to_be_visible(timeout=60_000)
         assert step in tab.locator(".scroll tbody").inner_text()
-        with tab.expect_download() as saved:
-            tab.get_by_text("Trace for Perfetto").click()
-        assert json.loads(Path(saved.value.path()).read_text())["traceEvents"]
+        assert json.loads(visit.downloaded("Trace for Perfetto").read_text())["traceEvents"]
 
 
 @pytest.mark.slow

@@ -153,16 +153,12 @@ def test_a_sweep_says_why_a_method_has_no_plan(visit: Visit, stored: Stored) -> 
     assert "auto" in legend
     assert "checkpoint-all" not in legend
     expect(tab.locator(".reasons")).to_contain_text("checkpoint-all has no plan at 2 of 2 budgets")
-    with tab.expect_download() as saved:
-        tab.get_by_text("Table as CSV").click()
-    rows = list(csv.DictReader(io.StringIO(Path(saved.value.path()).read_text())))
+    rows = list(csv.DictReader(io.StringIO(visit.downloaded("Table as CSV").read_text())))
     answers = [s for i in stored.sweeps for s in stored.service.http.get(f"/v1/sweeps/{i}").json()["solves"]]
     assert [(r["method"], int(r["budget_bytes"]), r["cost_ns"]) for r in rows] == [
         (a["method"], a["budget_bytes"], "" if a["cost_ns"] is None else str(a["cost_ns"])) for a in answers
     ]
-    with tab.expect_download() as saved:
-        tab.get_by_text("Picture as PNG").click()
-    picture = Path(saved.value.path()).read_bytes()
+    picture = visit.downloaded("Picture as PNG").read_bytes()
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", picture[16:20])[0] >= 240
     assert visit.fits()

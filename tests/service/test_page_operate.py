@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from remat_ir import Problem, budget_at
-from service.browsing import LOOKS, Visit
-from service.serving import Service, hard_graph, serving
-from service.test_tenants import Tenant, cli
+from service.browsing import LOOKS, cli, signed_in
+from service.serving import Service, open_problem, served
+from service.test_tenants import Tenant
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
-
-def command(service: Service, *arguments: str) -> str:
-    """Run `remat-service`, in a thread: the browser's driver has an event loop in this one."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(cli, service, *arguments).result()
-
-
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with serving(tmp_path_factory.mktemp("operated"), workers=1, require_keys="true") as running:
-        yield running
-
-
-def signed_in(browser: Any, service: Service, key: str, look: tuple[str, str]) -> Visit:
-    visit = Visit(browser, service.url, *look)
-    visit.go("#/sign-in", "input[name=secret]")
-    visit.tab.fill("input[name=secret]", key)
-    visit.press("Enter")
-    return visit
+keyed = served(workers=1, require_keys="true")
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service, look: tuple[str, str]) -> None:
     name = f"team-{'-'.join(look)}"
-    team = Tenant(keyed, command(keyed, "keys", "create", name, "--new-tenant"))
-    graph = hard_graph(60, len(name))
-    sent = team.post(Problem(graph, budget_at(graph, 0.4)), 0, method="staged", time_limit_s=90, max_gap=0)
-    chief = command(keyed, "keys", "create", "operators", "--scope", "operate", "--new-tenant")
-    visit = signed_in(browser, keyed, chief, look)
+    team = Tenant(keyed, cli(keyed, "keys", "create", name, "--new-tenant"))
+    sent = team.post(open_problem(len(name)), 0, method="staged", time_limit_s=90, max_gap=0)
+    chief = cli(keyed, "keys", "create", "operators", "--scope", "operate", "--new-tenant")
+    visit = signed_in(browser, keyed, chief, "#/sign-in", look)
     tab = visit.tab
     expect(tab.locator("h1")).to_have_text("Operation")  # the key may do nothing else
     expect(tab.locator(".fact", has_text="Workers")).to_contain_text("of 1 busy")
@@ -83,7 +61,7 @@ def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service
 
 def test_the_view_is_shown_to_operators_alone(browser: Any, keyed: Service) -> None:
     """Others have no link to it, and its address asks them for another key."""
-    visit = signed_in(browser, keyed, command(keyed, "keys", "create", "reader", "--new-tenant"), ("desktop", "light"))
+    visit = signed_in(browser, keyed, cli(keyed, "keys", "create", "reader", "--new-tenant"), "#/sign-in")
     expect(visit.tab.locator("#account")).to_contain_text("Tenant reader")
     expect(visit.tab.locator("#operate")).to_be_hidden()
     visit.tab.evaluate("location.hash = '#/operate'")

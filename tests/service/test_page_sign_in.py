@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remat_ir import Problem, plain_peak
-from service.browsing import LOOKS, Visit
-from service.serving import Service, serving, training_graph
+from service.browsing import LOOKS, Visit, cli, signed_in
+from service.serving import Service, at_peak, serving, training_graph
 from service.test_oidc import issuing
 from service.test_tenants import Tenant
-from service.test_tenants import cli as here_cli
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
 ERROR = ".field:has([name={}]) .error"
-
-
-def cli(service: Service, *arguments: str) -> str:
-    """Run `remat-service`, in a thread: the browser's driver has an event loop in this one."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(here_cli, service, *arguments).result()
-
-
-def left(visit: Visit) -> None:
-    """Leave, with what the browser itself writes about refusals out of the way."""
-    visit.leave(but="status of 40")
+REFUSED = "status of 40"
+"""What the browser itself writes about refusals."""
 
 
 def plan_of(service: Service, key: str) -> str:
     """The id of a plan of a tenant's."""
-    graph = training_graph(5)
-    return str(Tenant(service, key).post(Problem(graph, plain_peak(graph))).json()["id"])
+    return str(Tenant(service, key).post(at_peak(training_graph(5))).json()["id"])
 
 
 @pytest.fixture(scope="module")
@@ -81,40 +68,33 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
     here.press("Enter")
     tab.wait_for_selector("input[type=password]")
     assert tab.evaluate("() => sessionStorage.getItem('remat-key')") is None
-    left(here)
+    here.leave(but=REFUSED)
 
 
 @pytest.mark.thorough
 def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
     """A tenant in no group shares with nobody; it does not see a plan of another tenant's, and finds the way back."""
     others = plan_of(keyed, cli(keyed, "keys", "create", "vision", "--new-tenant"))
-    here = Visit(browser, keyed.url)
-    here.go("", "input[type=password]")
-    here.tab.fill("[name=secret]", cli(keyed, "keys", "create", "alone", "--new-tenant"))
-    here.press("Enter")
+    here = signed_in(browser, keyed, cli(keyed, "keys", "create", "alone", "--new-tenant"))
     expect(here.tab.locator("#account")).to_contain_text("Tenant alone: plans are shared with no other tenant.")
     here.tab.evaluate("id => { location.hash = `#/solve/${id}`; }", others)
     expect(here.tab.get_by_text("There is no solve with this id.")).to_be_visible()
     here.tab.get_by_text("To the list of solves").click()
     expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
-    left(here)
+    here.leave(but=REFUSED)
 
 
 @pytest.mark.thorough
 def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> None:
     """The list stops, and says why it wants a key again."""
-    key = cli(keyed, "keys", "create", "alone", "--new-tenant")
-    here = Visit(browser, keyed.url)
-    here.go("", "input[type=password]")
-    here.tab.fill("[name=secret]", key)
-    here.press("Enter")
+    here = signed_in(browser, keyed, cli(keyed, "keys", "create", "alone", "--new-tenant"))
     expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
     for line in cli(keyed, "keys", "list").splitlines():
         key_id, tenant = line.split()[:2]
         if tenant == "alone":
             cli(keyed, "keys", "revoke", key_id)
     here.tab.wait_for_selector("input[type=password]", timeout=20_000)
-    left(here)
+    here.leave(but=REFUSED)
 
 
 @pytest.mark.thorough
@@ -134,4 +114,4 @@ def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> 
         tab.fill("[name=tenant]", "speech")
         here.press("Enter")
         expect(tab.locator("#account")).to_contain_text("Tenant speech")
-        left(here)
+        here.leave(but=REFUSED)

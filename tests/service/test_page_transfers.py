@@ -12,21 +12,15 @@ import pytest
 from client.transferring import with_transfers
 from remat_ir import Answer, Compute, Graph, Link, Offload, Plan, Prefetch, Problem, plain_plan, replay
 from service.browsing import Visit
-from service.serving import serving, training_graph
+from service.serving import Service, training_graph
 
 pytest.importorskip("playwright.sync_api")
 LINK = Link(3 * 10**9, 5 * 10**9, latency_ns=700)
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("page"), workers=1) as service:
-        yield service.url
-
-
 @pytest.fixture
-def visit(browser: Any, url: str) -> Iterator[Visit]:
-    here = Visit(browser, url)
+def visit(browser: Any, service: Service) -> Iterator[Visit]:
+    here = Visit(browser, service.url)
     here.go()
     yield here
     here.leave()

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select, text, update
 
-from remat_ir import Problem, plain_peak
+from remat_ir import Problem
 from remat_service.context import Context
 from remat_service.errors import RateLimited
 from remat_service.requests.parse import Ask
@@ -22,7 +22,7 @@ from remat_service.storage.queue import Claimed, LostClaim
 from remat_service.storage.tables import events, solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of, default_caller
 from service.database import process
-from service.serving import training_graph
+from service.serving import small, training_graph
 
 
 @pytest.fixture
@@ -42,8 +42,7 @@ async def _queued(context: Context, count: int, tenant: str = "default", priorit
         there = int(await connection.scalar(select(func.count()).select_from(solves)) or 0)
     ids = []
     for i in range(count):
-        graph = training_graph(5, cost=1000 + there + i)
-        ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all", priority=priority)
+        ask = Ask(small(there + i), time_limit_s=5, method="checkpoint-all", priority=priority)
         request_id = await Submission(context, caller, ask).submit()
         ids.append(str((await find_request(context, caller, request_id)).solve_id))
     return ids
@@ -80,8 +79,7 @@ async def test_the_same_solve_waits_once(context: Context) -> None:
     """Ten of the same problem at once are one row, whoever comes first."""
     async with context.database.write() as connection:
         caller = await default_caller(connection)
-    graph = training_graph(5)
-    ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
+    ask = Ask(small(0), time_limit_s=5, method="checkpoint-all")
     await asyncio.gather(*(Submission(context, caller, ask).submit() for _ in range(10)))
     async with context.database.read() as connection:
         assert await connection.scalar(select(func.count()).select_from(solves)) == 1

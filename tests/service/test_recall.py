@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,10 @@ from remat_service.requests.submit import Submission
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from service.database import process
-from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
+from service.serving import Service, at_peak, checked, eventually, hard_graph, served, serving, training_graph
 
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of this file's own, whose database its tests may damage; each asks about another structure."""
-    with serving(tmp_path_factory.mktemp("recall"), workers=1) as running:
-        yield running
+own = served(workers=1)
+"""A service of this file's own, whose database its tests may damage; each asks about another structure."""
 
 
 def _recalls(service: Service) -> float:
@@ -36,7 +31,7 @@ def _recalls(service: Service) -> float:
 
 
 def _post(service: Service, graph: Graph, **more: Any) -> dict[str, Any]:
-    status, data = service.post(Problem(graph, plain_peak(graph)), time_limit_s=10, **more)
+    status, data = service.post(at_peak(graph), time_limit_s=10, **more)
     assert status == 200
     return data
 
@@ -59,7 +54,7 @@ def test_a_recalled_answer_is_a_request_like_any(own: Service) -> None:
     data = _warm(own, graph)
     again = _warm(own, graph)
     assert len({first["id"], data["id"], again["id"]}) == 3
-    checked(Problem(graph, plain_peak(graph)), again)
+    checked(at_peak(graph), again)
     assert again["plan"] == first["plan"]
     assert own.get(again["id"], 0) == (200, again)
     assert own.get(again["id"], 0) == (200, again)
@@ -76,7 +71,7 @@ def test_a_key_makes_it_the_same_request(own: Service) -> None:
     """An Idempotency-Key used on a recalled answer finds it again, and is refused with another body."""
     graph = training_graph(10, cost=503)
     _warm(own, graph)
-    body = {"problem": Problem(graph, plain_peak(graph)).to_json(), "time_limit_s": 10}
+    body = {"problem": at_peak(graph).to_json(), "time_limit_s": 10}
     headers = {"Idempotency-Key": uuid.uuid4().hex, "Prefer": "wait=30"}
     before = _recalls(own)
     first = own.http.post("/v1/solves", json=body, headers=headers).json()
@@ -89,7 +84,6 @@ def test_a_key_makes_it_the_same_request(own: Service) -> None:
 def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
     """Each column of a remembered plan damaged in turn, by another process: solved anew, never the damaged plan."""
     graph = training_graph(6, cost=505)
-    problem = Problem(graph, plain_peak(graph))
     for damage in (
         "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
         "UPDATE plans SET cost_ns = cost_ns - 1",
@@ -98,14 +92,12 @@ def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
     ):
         given = _warm(own, graph)
         own.get(given["id"], 0)
-        with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
-            assert database.execute(damage).rowcount >= 1
-        database.close()
+        assert own.edit(damage) >= 1
         status, _ = own.get(given["id"], 0)
         assert status == 410, damage
         again = _post(own, graph)
         assert again["cache"] == "miss", damage
-        checked(problem, again)
+        checked(at_peak(graph), again)
 
 
 @pytest.mark.thorough
@@ -114,11 +106,9 @@ def test_an_answer_edited_after_it_was_given_is_not_given_again(own: Service) ->
     given = _post(own, training_graph(5, cost=506))
     for _ in range(2):
         assert own.get(given["id"], 0)[0] == 200
-    with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
-        cost = f'"cost_ns": {given["cost_ns"]}'
-        edit = "UPDATE requests SET answer = replace(answer, ?, ?) WHERE id = ? AND instr(answer, ?)"
-        assert database.execute(edit, (cost, '"cost_ns": 1', given["id"], cost)).rowcount == 1
-    database.close()
+    cost = f'"cost_ns": {given["cost_ns"]}'
+    edit = "UPDATE requests SET answer = replace(answer, ?, ?) WHERE id = ? AND instr(answer, ?)"
+    assert own.edit(edit, cost, '"cost_ns": 1', given["id"], cost) == 1
     assert own.get(given["id"], 0)[0] == 410
 
 
@@ -127,20 +117,17 @@ def test_a_bound_that_is_gone_is_a_miss(own: Service) -> None:
     """Not only the plan: what proves its gap is looked at as well."""
     graph = training_graph(7, cost=507)
     _warm(own, graph)
-    with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
-        database.execute("DELETE FROM efforts")
-        database.execute("UPDATE bounds SET bound_ns = bound_ns - 1")
-    database.close()
+    own.edit("DELETE FROM efforts")
+    own.edit("UPDATE bounds SET bound_ns = bound_ns - 1")
     before = _recalls(own)
-    checked(Problem(graph, plain_peak(graph)), _post(own, graph))
+    checked(at_peak(graph), _post(own, graph))
     assert _recalls(own) == before
 
 
 def test_a_better_plan_replaces_what_is_remembered(service: Service) -> None:
     """The same body after a better plan was stored: the better plan."""
     graph = hard_graph(14, 8)
-    budget = int(0.7 * plain_peak(graph))
-    problem = Problem(graph, budget)
+    problem = Problem(graph, int(0.7 * plain_peak(graph)))
     ask = {"time_limit_s": 15, "max_gap": 0.99}
     service.post(problem, method="greedy", **ask)
     costs = [service.post(problem, **ask)[1]["cost_ns"] for _ in range(4)]

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -18,22 +17,31 @@ import psycopg
 import pytest
 import typer.main
 import yaml
-from typer.testing import CliRunner
 
-from remat_ir import Problem, budget_at, plain_peak
+from remat_ir import Problem, budget_at
 from remat_service.cli import app
 from remat_solver import solver_version
 from service.database import PrivatePostgres, fresh_database
-from service.serving import Service, Worker, checked, eventually, hard_graph, serving, training_graph
+from service.serving import (
+    SHORT,
+    Service,
+    Worker,
+    at_peak,
+    checked,
+    command,
+    eventually,
+    hard_graph,
+    serving,
+    training_graph,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
-SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 
 
 def _run(url: str, *arguments: str) -> str:
-    done = CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": url})
+    done = command(url, *arguments)
     assert done.exit_code == 0, done.output
-    return done.stdout.strip()
+    return str(done.stdout.strip())
 
 
 def test_every_command_named_in_the_docs_is_there() -> None:
@@ -199,8 +207,7 @@ def test_the_quick_start_of_a_platform_team_as_written(tmp_path: Path) -> None:
         said = [shell.run(line) for line in groups]
         assert all(name in said[-1] for name in ("research", "vision", "language"))
         assert "36000" in shell.run(quota) + shell.run("remat-service tenants quota vision")
-        graph = training_graph(6, cost=708)
-        problem = Problem(graph, plain_peak(graph))
+        problem = at_peak(training_graph(6, cost=708))
         body = {"problem": problem.to_json(), "time_limit_s": 5}
         assert http.post("/v1/solves", json=body).status_code == 401
         answers = [
@@ -235,8 +242,7 @@ def test_a_cluster_and_its_back_up_as_written(tmp_path: Path) -> None:
             return shell.run(line + (" --port 0" if "remat-service serve" in line else ""))
 
         said = ""
-        graph = training_graph(6, cost=706)
-        problem = Problem(graph, plain_peak(graph))
+        problem = at_peak(training_graph(6, cost=706))
         for line in _blocks("A cluster"):
             said = here(line) or said
             said = here("remat-service keys create team --new-tenant") if "migrate" in line else said
@@ -274,8 +280,7 @@ def test_a_restart_of_the_database_and_a_standby(tmp_path: Path) -> None:
                 connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
                 connection.execute("SELECT pg_reload_conf()")
 
-        graph = training_graph(6, cost=707)
-        problem = Problem(graph, plain_peak(graph))
+        problem = at_peak(training_graph(6, cost=707))
         with serving(tmp_path, database_url=url, workers=1, **SHORT) as server:
             answer = server.post(problem, time_limit_s=5)[1]
             read_only("on")
@@ -330,26 +335,21 @@ def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
     graphs = [hard_graph(40, seed) for seed in range(4)]
     problems = [Problem(graph, budget_at(graph, 0.5)) for graph in graphs]
 
-    def edit(statement: str) -> None:
-        with sqlite3.connect(tmp_path / "service.sqlite", timeout=20) as database:
-            database.execute(statement)
-        database.close()
-
     def queue() -> None:
         for problem in problems[1:]:
             own.post(problem, wait=0, method="staged", max_gap=0, time_limit_s=2)
 
     def error() -> None:
-        edit("CREATE TRIGGER broken BEFORE INSERT ON requests BEGIN SELECT RAISE(ABORT, 'broken'); END")
+        own.edit("CREATE TRIGGER broken BEFORE INSERT ON requests BEGIN SELECT RAISE(ABORT, 'broken'); END")
         assert own.post(problems[0], wait=0, method="rotor")[0] == 500
-        edit("DROP TRIGGER broken")
+        own.edit("DROP TRIGGER broken")
 
     def damage() -> None:
-        edit("UPDATE requests SET seal = 'x'")
+        own.edit("UPDATE requests SET seal = 'x'")
         assert own.get(given["id"], 0)[0] == 410
 
     def refusal() -> None:
-        edit("UPDATE plans SET cost_ns = cost_ns - 1")
+        own.edit("UPDATE plans SET cost_ns = cost_ns - 1")
         assert own.get(given["id"], 0)[0] == 410
 
     def kill() -> None:
@@ -388,8 +388,7 @@ def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
 def test_purge_by_version(tmp_path: Path) -> None:
     """What one version found is forgotten, pinned or not, while the service runs, its memory included."""
     with serving(tmp_path, workers=1) as own:
-        graph = training_graph(7, cost=701)
-        problem = Problem(graph, plain_peak(graph))
+        problem = at_peak(training_graph(7, cost=701))
         given = [own.post(problem, time_limit_s=5)[1] for _ in range(4)][-1]
         assert own.http.put(f"/v1/plans/{given['digest']}/pin").status_code == 204
         assert _run(own.database_url, "store", "list").startswith(f"{solver_version()}  plans 1")
@@ -406,14 +405,12 @@ def test_purge_by_version(tmp_path: Path) -> None:
 def test_sqlite_backed_up_while_it_runs_and_restored(tmp_path: Path) -> None:
     """The copy, served, has the answers and the keys."""
     copy = tmp_path / "copy.sqlite"
-    graph = training_graph(7, cost=702)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(7, cost=702))
     with serving(tmp_path, workers=1) as own:
         given = own.post(problem, time_limit_s=5)[1]
         key = _run(own.database_url, "keys", "create", "team", "--new-tenant")
         _run(own.database_url, "backup", str(copy))
-        refused = CliRunner().invoke(app, ["backup", str(copy)], env={"REMAT_DATABASE_URL": own.database_url})
-        assert refused.exit_code != 0
+        assert command(own.database_url, "backup", str(copy)).exit_code != 0
     with serving(tmp_path, database_url=f"sqlite:///{copy}", workers=1) as restored:
         assert restored.get(given["id"], 0) == (200, given)
         assert restored.post(problem, time_limit_s=5)[1]["cache"] == "hit"
@@ -430,8 +427,7 @@ def test_postgresql_dumped_and_restored(tmp_path: Path) -> None:
         }
         with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server:
             worker = Worker(tmp_path, url, **SHORT)
-            graphs = [training_graph(6, cost=703), training_graph(9, cost=704)]
-            done, waiting = [Problem(graph, plain_peak(graph)) for graph in graphs]
+            done, waiting = at_peak(training_graph(6, cost=703)), at_peak(training_graph(9, cost=704))
             answered = server.post(done, time_limit_s=5)[1]
             worker.stop()
             queued = server.post(waiting, wait=0, time_limit_s=5)[1]
@@ -459,8 +455,7 @@ def test_a_worker_stops_in_time_and_shows_metrics(tmp_path: Path) -> None:
         serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server,
     ):
         worker = Worker(tmp_path, url, "--metrics-port", str(server.port + 1), drain_s=2, **SHORT)
-        graph = training_graph(6, cost=705)
-        assert server.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[0] == 200
+        assert server.post(at_peak(training_graph(6, cost=705)), time_limit_s=5)[0] == 200
 
         http = httpx2.Client(base_url=f"http://127.0.0.1:{server.port + 1}", timeout=10, trust_env=False)
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from remat_ir import Answer, Problem, budget_at, plain_peak, verify_answer
-from remat_service.cli import app
+from remat_ir import Answer, Problem, budget_at, verify_answer
 from remat_service.errors import ServiceError
 from remat_service.settings import Settings
 from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
 from service.database import postgres
-from service.serving import commands_ended, serving, training_graph
+from service.serving import at_peak, command, commands_ended, serving, started, training_graph
 
 
 def _settings(**more: Any) -> Settings:
@@ -33,27 +29,21 @@ def test_sqlite_is_sealed_only_by_a_key_from_elsewhere(tmp_path: Path, monkeypat
     served without it, until that is said.
     """
     monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
-    graph = training_graph(5)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(5))
     with serving(tmp_path, workers=1) as own:
         first = own.post(problem, time_limit_s=5)[1]
         assert not list(tmp_path.glob("*key*"))
-        with sqlite3.connect(tmp_path / "service.sqlite") as database:
-            assert database.execute("SELECT count(seal) FROM requests").fetchone() == (0,)
-            assert database.execute("SELECT count(*) FROM seal_keys").fetchone() == (0,)
+        assert own.rows("SELECT count(seal) FROM requests") == [(0,)]
+        assert own.rows("SELECT count(*) FROM seal_keys") == [(0,)]
     with serving(tmp_path, workers=1, **_SEALED) as own:
         assert own.get(first["id"], 0)[0] == 410  # written without a seal
         second = own.post(problem, time_limit_s=5)[1]
-    for command in (["serve", "--port", "0"], ["solves", "cancel", "none"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "remat_service.cli", *command],
-            env={**os.environ, "REMAT_DATABASE_URL": own.database_url},
-            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+    for arguments in (["serve", "--port", "0"], ["solves", "cancel", "none"]):
+        done = started(tmp_path, *arguments, database_url=own.database_url)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "this store is sealed, and REMAT_SEAL_KEY is not set" in done.stderr
-    done = CliRunner().invoke(app, ["store", "adopt-key"], env={"REMAT_DATABASE_URL": own.database_url})
-    assert done.exit_code == 0, done.output
+    adopted = command(own.database_url, "store", "adopt-key")
+    assert adopted.exit_code == 0, adopted.output
     with serving(tmp_path, workers=1) as own:
         assert [own.get(each["id"], 0) for each in (first, second)] == [(200, first), (200, second)]
 
@@ -108,9 +98,9 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
         ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
         ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
     ]  # fmt: skip
-    ends = commands_ended(tmp_path, [(command, given) for command in commands])
-    for command, (code, said, printed) in zip(commands, ends, strict=True):
-        assert (code, said.count("\n"), printed) == (2, 1, ""), (command, said)
+    ends = commands_ended(tmp_path, [(arguments, given) for arguments in commands])
+    for arguments, (code, said, printed) in zip(commands, ends, strict=True):
+        assert (code, said.count("\n"), printed) == (2, 1, ""), (arguments, said)
         assert "is not the key that this store is sealed with" in said
     assert _rows(tmp_path) == before
 
@@ -121,7 +111,7 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
     reading, so that with the old key found again all is there.
     """
     problem, first, url = answered
-    done = CliRunner().invoke(app, ["store", "adopt-key"], env={"REMAT_DATABASE_URL": url, **OTHER})
+    done = command(url, "store", "adopt-key", **OTHER)
     assert done.exit_code == 0, done.output
     before = _rows(tmp_path)
     with serving(tmp_path, workers=1, seal_key=OTHER["REMAT_SEAL_KEY"]) as own:
@@ -135,7 +125,7 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
         assert again["cost_ns"] == first["cost_ns"]
         assert verify_answer(problem, Answer.from_json(again)).bound_ns == again["bound_ns"]
     assert {**_rows(tmp_path), "requests": before["requests"]} == before
-    shown = CliRunner().invoke(app, ["audit"], env={"REMAT_DATABASE_URL": url, **OTHER})
+    shown = command(url, "audit", **OTHER)
     assert "requests dropped 1  profiles dropped 1" in shown.stdout
     assert "nothing was changed" in shown.stderr
     both = f"{OTHER['REMAT_SEAL_KEY']},{os.environ['REMAT_SEAL_KEY']}"
@@ -160,9 +150,8 @@ def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
 
         def every_answer_is_given(cost: int) -> None:
             for server in servers:
-                graph = training_graph(5, cost=cost)
+                stored.append(server.post(at_peak(training_graph(5, cost=cost)), time_limit_s=5)[1])
                 cost += 1
-                stored.append(server.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[1])
             for server in servers:
                 assert [server.get(each["id"], 0) for each in stored] == [(200, each) for each in stored]
                 assert server.metric("remat_store_damaged_total") == 0
@@ -170,11 +159,7 @@ def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
 
         stored: list[dict[str, Any]] = []
         every_answer_is_given(100)
-        refused = subprocess.run(
-            [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0"],
-            env={**os.environ, "REMAT_DATABASE_URL": url, "REMAT_SEAL_KEY": f"{new},{old}"},
-            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        refused = started(tmp_path, "serve", "--port", "0", database_url=url, seal_key=f"{new},{old}")
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert "start all of them with `old,new` first" in refused.stderr
         for step, keys in enumerate((f"{old},{new}", f"{new},{old}")):
@@ -189,5 +174,5 @@ def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
         assert servers[0].get(stored[-1]["id"], 0) == (200, stored[-1])
         assert servers[0].get(stored[0]["id"], 0)[0] == 410  # sealed by the old key alone
         assert servers[1].get(stored[0]["id"], 0) == (200, stored[0])
-        done = CliRunner().invoke(app, ["keys", "list"], env={"REMAT_DATABASE_URL": url, "REMAT_SEAL_KEY": old})
+        done = command(url, "keys", "list", REMAT_SEAL_KEY=old)
         assert "is not the key that this store is sealed with" in str(done.exception)

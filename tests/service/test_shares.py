@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import Context
 from remat_service.errors import Unavailable
 from remat_service.identity import Caller
@@ -18,7 +17,7 @@ from remat_service.requests.submit import Submission
 from remat_service.storage.tables import solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
 from service.database import process
-from service.serving import eventually, hard_graph, serving, training_graph
+from service.serving import at_peak, eventually, open_problem, serving, training_graph
 from service.test_tenants import Tenant, cli
 
 
@@ -35,8 +34,8 @@ async def _tenant(context: Context, name: str, weight: float = 1.0) -> Caller:
 
 
 async def _ask(context: Context, caller: Caller, cost: int, priority: int = 0) -> str:
-    graph = training_graph(5, cost=cost)
-    ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all", priority=priority)
+    problem = at_peak(training_graph(5, cost=cost))
+    ask = Ask(problem, time_limit_s=5, method="checkpoint-all", priority=priority)
     request_id = await Submission(context, caller, ask).submit()
     return str((await find_request(context, caller, request_id)).solve_id)
 
@@ -107,14 +106,11 @@ def test_urgent_solves_of_one_tenant_keep_no_other_waiting(tmp_path: Path) -> No
         red, blue = (Tenant(service, cli(service, "keys", "create", name, "--new-tenant")) for name in ("red", "blue"))
         flood = []
         for seed in range(6):
-            graph = hard_graph(60, seed)
-            problem = Problem(graph, budget_at(graph, 0.4))
-            asked = red.post(problem, 0, method="staged", time_limit_s=2, max_gap=0, priority=100)
+            asked = red.post(open_problem(seed), 0, method="staged", time_limit_s=2, max_gap=0, priority=100)
             flood.append(asked.json()["id"])
         running = 'remat_tenant_solves_running{tenant="red"} 1.0'
         eventually(lambda: running in service.http.get("/metrics").text)
-        graph = training_graph(6)
-        mine = blue.post(Problem(graph, plain_peak(graph)), 0, method="greedy").json()
+        mine = blue.post(at_peak(training_graph(6)), 0, method="greedy").json()
         text = service.http.get("/metrics").text
         assert 'remat_tenant_queue_depth{tenant="blue"} 1.0' in text
         assert 'remat_tenant_oldest_queued_seconds{tenant="blue"}' in text

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
-from remat_ir import Problem, budget_at, plain_peak
-from remat_service.cli import app
-from service.serving import Service, eventually, hard_graph, serving, training_graph
+from remat_ir import Problem, budget_at
+from service.serving import (
+    Service,
+    at_peak,
+    command,
+    eventually,
+    hard_graph,
+    open_problem,
+    served,
+    serving,
+    training_graph,
+)
 from service.test_tenants import Tenant, cli
 
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that needs keys."""
-    with serving(tmp_path_factory.mktemp("sharing"), workers=1, require_keys="true") as running:
-        yield running
+own = served(workers=1, require_keys="true")
 
 
 def tenant(service: Service, name: str) -> Tenant:
@@ -35,7 +36,7 @@ def moved() -> None:
 
 def refused(service: Service, *arguments: str) -> str:
     """Run a command that fails: what it says."""
-    done = CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": service.database_url})
+    done = command(service.database_url, *arguments)
     assert done.exception is not None
     return str(done.exception)
 
@@ -43,7 +44,7 @@ def refused(service: Service, *arguments: str) -> str:
 def test_a_tenant_joins_and_leaves(own: Service) -> None:
     """Members share what they store in the group: not what they had before, and not after they have left."""
     anna, bert = tenant(own, "anna"), tenant(own, "bert")
-    before, together, after = (Problem(g, plain_peak(g)) for g in map(training_graph, (3, 4, 5)))
+    before, together, after = map(at_peak, map(training_graph, (3, 4, 5)))
     mine = anna.post(before).json()
     assert mine["cache"] == "miss"
     cli(own, "groups", "create", "lab")
@@ -79,16 +80,10 @@ def test_nobody_moves_with_solves_under_way(own: Service) -> None:
     """A result belongs where it was asked for."""
     carl = tenant(own, "carl")
     cli(own, "groups", "create", "busy")
-    graph = hard_graph(60, 5)
-    posted = carl.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+    posted = carl.post(open_problem(5), wait=0, method="staged", time_limit_s=60, max_gap=0)
     assert "1 solves of carl are under way" in refused(own, "groups", "join", "busy", "carl")
     carl.http.post(f"/v1/solves/{posted.json()['id']}/cancel", json={})
-
-    def joins() -> bool:
-        done = CliRunner().invoke(app, ["groups", "join", "busy", "carl"], env={"REMAT_DATABASE_URL": own.database_url})
-        return done.exit_code == 0
-
-    eventually(joins)
+    eventually(lambda: command(own.database_url, "groups", "join", "busy", "carl").exit_code == 0)
 
 
 def test_what_is_refused(own: Service) -> None:
@@ -116,7 +111,7 @@ def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
         moved()
         assert "all  everyone's: default, fred, hugo" in cli(own, "groups", "list")
         assert "everyone's already" in refused(own, "groups", "create", "more", "--everyone")
-        problem = Problem(training_graph(6), plain_peak(training_graph(6)))
+        problem = at_peak(training_graph(6))
         assert [each.post(problem).json()["cache"] for each in (fred, hugo, apart)] == ["miss", "hit", "miss"]
 
 
@@ -129,10 +124,8 @@ def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
     for name in ("sven", "tina"):
         cli(own, "tenants", "add", name, "--group", "together")
     sven, tina, outside = (tenant(own, name) for name in ("sven", "tina", "uwe"))
-    graph = hard_graph(60, 11)
-    problem = Problem(graph, budget_at(graph, 0.4))
     asked = {"method": "staged", "time_limit_s": 60, "max_gap": 0}
-    first, second, other = (each.post(problem, wait=0, **asked).json() for each in (sven, tina, outside))
+    first, second, other = (each.post(open_problem(11), wait=0, **asked).json() for each in (sven, tina, outside))
     assert [each["cache"] for each in (first, second, other)] == ["miss", "joined", "miss"]
     assert outside.http.post(f"/v1/solves/{other['id']}/cancel").status_code == 200
     eventually(lambda: tina.http.get(f"/v1/solves/{second['id']}").json()["status"] == "running")
@@ -142,13 +135,7 @@ def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
         assert "are under way" in refused(own, "groups", "leave", name)
     assert tina.http.get(f"/v1/solves/{second['id']}").json()["status"] == "running"
     assert tina.http.post(f"/v1/solves/{second['id']}/cancel").json()["status"] == "cancelled"
-    eventually(
-        lambda: (
-            not CliRunner()
-            .invoke(app, ["groups", "leave", "tina"], env={"REMAT_DATABASE_URL": own.database_url})
-            .exit_code
-        )
-    )
+    eventually(lambda: command(own.database_url, "groups", "leave", "tina").exit_code == 0)
 
 
 @pytest.mark.thorough
@@ -162,11 +149,9 @@ def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
     quin, rosa = tenant(own, "quin"), tenant(own, "rosa")
     graph = hard_graph(8, 3)
     problem = Problem(graph, budget_at(graph, 0.6))
-    path = own.database_url.removeprefix("sqlite:///")
 
     def pinned() -> int:
-        with sqlite3.connect(path) as database:
-            return int(database.execute("SELECT count(*) FROM plans WHERE pinned").fetchone()[0])
+        return int(own.rows("SELECT count(*) FROM plans WHERE pinned")[0][0])
 
     digest = quin.post(problem, method="greedy", time_limit_s=5).json()["digest"]
 
@@ -222,6 +207,5 @@ def test_a_mistyped_name_makes_no_tenant(own: Service) -> None:
     assert cli(own, "tenants", "list") == before
     assert own.http.get("/v1/solves", headers={"Authorization": f"Bearer {key}"}).status_code == 401
     assert "there is no tenant" in refused(own, "tenants", "remove", "ogla")
-    problem = Problem(training_graph(5), plain_peak(training_graph(5)))
-    tenant(own, "paul").post(problem)
+    tenant(own, "paul").post(at_peak(training_graph(5)))
     assert "has asked for something" in refused(own, "tenants", "remove", "paul")

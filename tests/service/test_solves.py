@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak, problem_digest
-from service.serving import Service, checked, example, training_graph
+from service.serving import Service, at_peak, checked, example, training_graph
 
 
 def test_solved_and_then_stored(service: Service) -> None:
@@ -47,8 +47,7 @@ def test_infeasible_is_an_answer(service: Service) -> None:
 
 def test_plan_by_digest(service: Service) -> None:
     """The best plan of a problem is there under its digest; another digest is not."""
-    graph = training_graph(4, cost=31)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(4, cost=31))
     service.post(problem, time_limit_s=5)
     reply = service.http.get(f"/v1/plans/{problem_digest(problem)}")
     assert reply.status_code == 200
@@ -81,15 +80,14 @@ def test_profiles_first_writer_wins(service: Service) -> None:
 
 def test_listed_with_problem_and_progress(service: Service) -> None:
     """A request is in the list, page by page, and its problem and progress can be read."""
-    graph = training_graph(8, cost=55)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(8, cost=55))
     _, first = service.post(problem, time_limit_s=5)
     _, second = service.post(problem, time_limit_s=5)
     page = service.http.get("/v1/solves", params={"limit": 1}).json()
     assert [row["id"] for row in page["solves"]] == [second["id"]]
     older = service.http.get("/v1/solves", params={"limit": 1, "after": page["next"]}).json()
     assert [row["id"] for row in older["solves"]] == [first["id"]]
-    assert older["solves"][0]["ops"] == graph.ops
+    assert older["solves"][0]["ops"] == problem.graph.ops
     assert Problem.from_json(service.http.get(f"/v1/solves/{first['id']}/problem").json()) == problem
     for answer in (first, second):
         progress = service.http.get(f"/v1/solves/{answer['id']}/progress").json()["progress"]
@@ -98,8 +96,7 @@ def test_listed_with_problem_and_progress(service: Service) -> None:
 
 def test_cancel_after_the_end_changes_nothing(service: Service) -> None:
     """The answer of an ended request stands."""
-    graph = training_graph(4, cost=66)
-    _, first = service.post(Problem(graph, plain_peak(graph)), time_limit_s=5)
+    _, first = service.post(at_peak(training_graph(4, cost=66)), time_limit_s=5)
     reply = service.http.post(f"/v1/solves/{first['id']}/cancel")
     assert (reply.status_code, reply.json()) == (200, first)
 
@@ -117,7 +114,7 @@ def test_chains_and_joins_travel_the_same_way(service: Service) -> None:
     )
     join = Join(lengths=(3, 2), forward_ns=4, backward_ns=6, turn_ns=1, slots=12)
     for subject in (chain, join):
-        problem = Problem(subject, plain_peak(subject))
+        problem = at_peak(subject)
         for cache in ("miss", "hit"):
             status, data = service.post(problem, time_limit_s=120)  # a kernel may have to be compiled first
             while status == 202:
@@ -125,7 +122,7 @@ def test_chains_and_joins_travel_the_same_way(service: Service) -> None:
             assert (status, data["cache"]) == (200, cache), data
             checked(problem, data)
         assert Problem.from_json(service.http.get(f"/v1/solves/{data['id']}/problem").json()) == problem
-    status, data = service.post(Problem(join, plain_peak(join)), method="chen-sqrt")
+    status, data = service.post(at_peak(join), method="chen-sqrt")
     assert (status, data["pointer"]) == (422, "/method")
 
 

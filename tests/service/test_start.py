@@ -9,31 +9,16 @@ import resource
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from typer.testing import CliRunner
 
-from remat_ir import Problem, plain_peak
-from remat_service.cli import app
 from remat_service.storage import migrations
 from remat_service.storage.database import Database
 from remat_service.storage.tables import graphs, requests
 from remat_service.web.server import bound_socket
-from service.serving import commands_ended, eventually, serving, training_graph
-
-
-def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **{"REMAT_" + name.upper(): value for name, value in settings.items()}}
-    command = command or ("serve",)
-    port = ["--port", "0"] if command == ("serve",) else []
-    return subprocess.run(
-        [sys.executable, "-m", "remat_service.cli", *command, *port],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+from service.serving import at_peak, command, commands_ended, eventually, serving, started, training_graph
 
 
 def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
@@ -50,7 +35,7 @@ def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
         (serve, {"database_url": "sqlite:///x.sqlite?timeout=3"}, "no options after a ?"),
         (["worker"], {"database_url": unreachable}, "can't use the database"),
     ]
-    ended = commands_ended(tmp_path, [(command, settings) for command, settings, _ in wrong])
+    ended = commands_ended(tmp_path, [(arguments, settings) for arguments, settings, _ in wrong])
     for (_, settings, expected), (code, said, _) in zip(wrong, ended, strict=True):
         assert (code, said.count("\n")) == (2, 1), (settings, said)
         assert expected in said
@@ -62,7 +47,7 @@ def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
     """Such as after a rollback: one sentence that names both revisions, nothing is touched. One step does no harm."""
     path = tmp_path / "s.sqlite"
     given = {"database_url": f"sqlite:///{path}"}
-    assert _started(tmp_path, "migrate", **given).returncode == 0
+    assert started(tmp_path, "migrate", **given).returncode == 0
 
     def at(revision: str) -> None:
         with sqlite3.connect(path) as database:
@@ -73,7 +58,7 @@ def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
     assert [code for code, *_ in commands_ended(tmp_path, [(["migrate"], given), (["keys", "list"], given)])] == [0, 0]
     at("9999")
     commands = (["serve", "--port", "0"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"])
-    for code, said, printed in commands_ended(tmp_path, [(command, given) for command in commands]):
+    for code, said, printed in commands_ended(tmp_path, [(each, given) for each in commands]):
         assert (code, said.count("\n"), printed) == (2, 1, ""), said
         assert "the store is at revision 9999, and this version of remat-service" in said
 
@@ -115,7 +100,7 @@ def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
         for beside in tmp_path.glob("*.lock"):
             beside.unlink()
         for name in ("service.sqlite", "alias.sqlite"):
-            done = _started(tmp_path, database_url=f"sqlite:///{tmp_path}/{name}")
+            done = started(tmp_path, "serve", "--port", "0", database_url=f"sqlite:///{tmp_path}/{name}")
             assert done.returncode != 0
             assert "another service has" in done.stdout + done.stderr
 
@@ -125,16 +110,14 @@ async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Pa
     """One file of that name, with what SQLite puts next to it; a backup; read by a connection of its own."""
     folder, name = tmp_path / "data", "a b#c?d%41"
     url = f"sqlite:///{folder}/{name}.sqlite"
-    environment = {"REMAT_DATABASE_URL": url}
     before = os.umask(0)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("REMAT_SEAL_KEY", raising=False)
             with serving(tmp_path, database_url=url, workers=1) as own:
-                graph = training_graph(5)
-                _, posted = own.post(Problem(graph, plain_peak(graph)))
+                _, posted = own.post(at_peak(training_graph(5)))
                 copy = folder / f"{name}.copy"
-                done = CliRunner().invoke(app, ["backup", str(copy)], env=environment)
+                done = command(url, "backup", str(copy))
                 assert done.exit_code == 0, done.output
                 files = sorted(folder.iterdir())
                 assert {path.name.removeprefix(name) for path in files} == {
@@ -152,7 +135,7 @@ async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Pa
 
 def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
     """One sentence, and no file is made."""
-    done = _started(tmp_path, "backup", "copy.sqlite", database_url="sqlite:///none.sqlite")
+    done = started(tmp_path, "backup", "copy.sqlite", database_url="sqlite:///none.sqlite")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "there is no database none.sqlite" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak, problem_digest
-from remat_service.cli import app
 from remat_service.tenants.keys import make_key, well_formed
-from service.serving import Service, eventually, example, hard_graph, serving, training_graph
+from service.serving import (
+    Service,
+    at_peak,
+    command,
+    eventually,
+    example,
+    hard_graph,
+    open_problem,
+    served,
+    serving,
+    training_graph,
+)
 
 
 def cli(service: Service, *arguments: str) -> str:
     """Run `remat-service` on the service's database: its standard output."""
-    done = CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": service.database_url})
+    done = command(service.database_url, *arguments)
     assert done.exit_code == 0, done.output
-    return done.stdout.strip()
+    return str(done.stdout.strip())
 
 
 class Tenant:
     """A tenant's view of the service."""
 
     def __init__(self, service: Service, key: str) -> None:
-        self.http = httpx2.Client(
-            base_url=f"http://127.0.0.1:{service.port}",
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=60,
-            trust_env=False,
-        )
+        headers = {"Authorization": f"Bearer {key}"}
+        self.http = httpx2.Client(base_url=service.url, headers=headers, timeout=60, trust_env=False)
 
     def post(self, problem: Problem, wait: float = 20, **more: Any) -> httpx2.Response:
         """POST a problem."""
@@ -45,11 +48,7 @@ class Tenant:
         return self.http.post("/v1/solves", json=body, headers={"Prefer": f"wait={wait:g}"})
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that needs keys."""
-    with serving(tmp_path_factory.mktemp("locked"), workers=1, require_keys="true") as running:
-        yield running
+locked = served(workers=1, require_keys="true")
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +114,12 @@ def test_scopes_rotation_and_revocation(locked: Service) -> None:
 
 def test_no_hit_and_no_join_across_tenants(anna: Tenant, bert: Tenant) -> None:
     """What one has stored, or is solving, is a miss for the other."""
-    problem = Problem(training_graph(9), plain_peak(training_graph(9)))
+    problem = at_peak(training_graph(9))
     assert anna.post(problem).json()["cache"] == "miss"
     assert bert.post(problem).json()["cache"] == "miss"
     assert [anna.post(problem).json()["cache"] for _ in range(3)] == ["hit"] * 3
     assert bert.post(problem).json()["cache"] == "hit"  # its own
-    graph = hard_graph(60, 9)
-    long = Problem(graph, int(0.4 * plain_peak(graph)))
+    long = open_problem(9)
     mine = anna.post(long, wait=0, method="staged", max_gap=0).json()
     theirs = bert.post(long, wait=0, method="staged", max_gap=0).json()
     assert (mine["cache"], theirs["cache"]) == ("miss", "miss")
@@ -185,8 +183,7 @@ def test_no_timing_difference(anna: Tenant, bert: Tenant) -> None:
 
     Compared with the difference between two halves of the same kind of request, which is noise alone.
     """
-    graph = training_graph(11)
-    problem = Problem(graph, plain_peak(graph))
+    problem = at_peak(training_graph(11))
     anna.post(problem)
     paths = [f"/v1/plans/{problem_digest(problem)}", f"/v1/plans/{'1' * 64}"]
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -206,8 +203,7 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
     """
     karl = Tenant(locked, cli(locked, "keys", "create", "karl", "--new-tenant"))
     cli(locked, "tenants", "quota", "karl", "--queued", "0")
-    graphs = [training_graph(1500, cost=2000 + i) for i in range(100)]
-    problems = [Problem(graph, plain_peak(graph)) for graph in graphs]
+    problems = [at_peak(training_graph(1500, cost=2000 + i)) for i in range(100)]
     for problem in problems[::2]:
         assert anna.post(problem, method="checkpoint-all").status_code == 200
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -245,8 +241,7 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
 def test_quotas(locked: Service) -> None:
     """Queued solves and solver seconds: 429 with Retry-After; hits cost nothing."""
     tenant = Tenant(locked, cli(locked, "keys", "create", "hans", "--new-tenant"))
-    graph = training_graph(14)
-    stored = Problem(graph, plain_peak(graph))
+    stored = at_peak(training_graph(14))
     assert tenant.post(stored).status_code == 200
     cli(locked, "tenants", "quota", "hans", "--queued", "0")
     refused = tenant.post(Problem(training_graph(15), 10**9))
@@ -271,10 +266,10 @@ def test_quotas(locked: Service) -> None:
 @pytest.mark.thorough
 def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
     """Without an option it shows; an option changes one limit; `none` removes one; what is no limit changes nothing."""
-    url = {"REMAT_DATABASE_URL": f"sqlite:///{tmp_path}/quotas.sqlite"}
+    url = f"sqlite:///{tmp_path}/quotas.sqlite"
 
     def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["tenants", *arguments], env=url)
+        done = command(url, "tenants", *arguments)
         return done.exit_code, done.output.strip()
 
     run("add", "emil")
@@ -290,8 +285,7 @@ def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
         assert (code, "neither a number" in " ".join(said.split())) == (2, True), said
     assert run("quota", "emil") == half
     assert run("quota", "nobody")[0] != 0
-    done = CliRunner().invoke(app, ["history"], env=url)
-    acts = [json.loads(line) for line in done.output.splitlines()]
+    acts = [json.loads(line) for line in command(url, "history").output.splitlines()]
     changes = [
         {name: act[name] for name in act if name.startswith("most_")} for act in acts if act["act"] == "tenants change"
     ]
@@ -306,7 +300,7 @@ def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
     """Stored bytes and kept requests hold the next solve off, profiles an upload as a whole; the oldest requests go."""
     with serving(tmp_path, workers=1, require_keys="true", housekeeping_s=0.5) as own:
         emil = Tenant(own, cli(own, "keys", "create", "emil", "--new-tenant"))
-        problems = [Problem(graph, plain_peak(graph)) for graph in map(training_graph, (3, 4, 5))]
+        problems = [at_peak(graph) for graph in map(training_graph, (3, 4, 5))]
         assert emil.post(problems[0]).json()["cache"] == "miss"
 
         cli(own, "tenants", "quota", "emil", "--stored-bytes", "1")
@@ -358,11 +352,8 @@ def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
         assert report(2, 1100, 64) == [1000, 64]
         assert report(0, 10**12, 10**12) == [1000, 64]
         assert report(3, 1050, 64) == [1000, 64]  # what stands within noise stays, as does every graph's key
-        with closing(sqlite3.connect(next(own.folder.glob("*.sqlite")))) as database:
-            said = "SELECT name, cost_ns FROM profile_reports r JOIN tenants t ON t.id = r.tenant_id ORDER BY name"
-            assert database.execute(said).fetchall() == [
-                ("first", 10**12), ("fourth", 1050), ("second", 1000), ("third", 1100),
-            ]  # fmt: skip
+        said = "SELECT name, cost_ns FROM profile_reports r JOIN tenants t ON t.id = r.tenant_id ORDER BY name"
+        assert own.rows(said) == [("first", 10**12), ("fourth", 1050), ("second", 1000), ("third", 1100)]
 
 
 def test_two_members_that_agree_correct_the_costs_of_a_group(tmp_path: Path) -> None:

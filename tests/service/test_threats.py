@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,17 @@ import pytest
 from backports import zstd
 
 import remat_service
-from remat_ir import Problem, plain_peak
 from remat_service.errors import BadRequest, TooLarge, Unsupported
 from remat_service.settings import Settings
 from remat_service.web.body import STEP_BYTES, Inflater
-from service.serving import Service, eventually, example, serving, training_graph
+from service.serving import Service, at_peak, eventually, example, peak_bytes, served, serving, started, training_graph
 from service.test_tenants import cli
 
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with small caps."""
-    caps = {"most_wire_bytes": 20_000, "most_body_bytes": 100_000, "most_ops": 50, "most_edges": 80, "most_values": 60}
-    with serving(tmp_path_factory.mktemp("small"), workers=1, **caps) as running:
-        yield running
+small = served(workers=1, most_wire_bytes=20_000, most_body_bytes=100_000, most_ops=50, most_edges=80, most_values=60)
+"""A service with small caps."""
 
 
 def _refused(service: Service, status: int, **request: Any) -> dict[str, Any]:
@@ -72,18 +66,13 @@ def test_bombs(tmp_path: Path, name: str) -> None:
     with serving(tmp_path, workers=1, **caps) as own:
         _refused(own, 413, content=gzip.compress(b" " * 1_000_001), headers=JSON | {"Content-Encoding": "gzip"})
         Path(f"/proc/{own.process.pid}/clear_refs").write_text("5")  # the peak is counted anew
-        before = _peak_bytes(own)
+        before = peak_bytes(own)
         _refused(own, 413, content=BOMB[name], headers=JSON | {"Content-Encoding": name})
-        assert _peak_bytes(own) - before < 50_000_000
+        assert peak_bytes(own) - before < 50_000_000
     inflater, inflated = Inflater([name], 1_000_000), list[int]()
     with pytest.raises(TooLarge):
         inflated.extend(len(piece) for piece in inflater.feed(BOMB[name]))
     assert sum(inflated) <= 1_000_000 + STEP_BYTES
-
-
-def _peak_bytes(service: Service) -> int:
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
 
 
 @pytest.mark.parametrize(
@@ -292,13 +281,10 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     settings = Settings(database_url="postgresql://remat:hunter2@db/remat")
     assert "hunter2" not in repr(settings) + str(settings.model_dump())
     with serving(tmp_path, workers=1) as own:
-        graph = training_graph(5, cost=987654)
-        own.http.post(
-            "/v1/solves",
-            json={"problem": Problem(graph, plain_peak(graph)).to_json()},
-            headers={"Authorization": "Bearer remat_topsecret"},
-        )
-        own.post(Problem(graph, plain_peak(graph)))
+        problem = at_peak(training_graph(5, cost=987654))
+        headers = {"Authorization": "Bearer remat_topsecret"}
+        own.http.post("/v1/solves", json={"problem": problem.to_json()}, headers=headers)
+        own.post(problem)
         eventually(lambda: "solve ended" in (tmp_path / "service.log").read_text())
         log = (tmp_path / "service.log").read_text()
     assert "topsecret" not in log
@@ -308,18 +294,12 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_port_in_use_is_one_line(service: Service) -> None:
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     """Exit 2 and a sentence."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = subprocess.run(
-            [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(taken.getsockname()[1])],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = started(tmp_path, "serve", "--port", str(taken.getsockname()[1]))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "can't listen" in done.stderr
 

@@ -11,12 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from remat_ir import Problem, plain_peak
+from remat_ir import Problem
 from service.before import program_before
 from service.database import postgres
-from service.serving import Service, Worker, checked, eventually, long_solve, training_graph
-
-SHORT = {"dispatcher": "cluster", "stale_after_s": 3, "heartbeat_s": 0.5}
+from service.serving import SHORT, Service, Worker, all_answered, checked, eventually, long_solve, small
 
 
 @pytest.fixture
@@ -41,12 +39,12 @@ class Fleet:
 
     def server(self, name: str, program: Path | None = None) -> Service:
         """A server."""
-        self.started.append(Service(self._made(name), self._url, program, **SHORT))
+        self.started.append(Service(self._made(name), self._url, program, dispatcher="cluster", **SHORT))
         return self.started[-1]  # type: ignore[return-value]
 
     def worker(self, name: str, program: Path | None = None) -> Worker:
         """A worker with one slot."""
-        self.started.append(Worker(self._made(name), self._url, program=program, **SHORT))
+        self.started.append(Worker(self._made(name), self._url, program=program, dispatcher="cluster", **SHORT))
         return self.started[-1]  # type: ignore[return-value]
 
     def _made(self, name: str) -> Path:
@@ -69,11 +67,6 @@ def fleet(tmp_path: Path, url: str) -> Iterator[Fleet]:
     found.end()
 
 
-def _problem(i: int) -> Problem:
-    graph = training_graph(5, cost=1000 + i)
-    return Problem(graph, plain_peak(graph))
-
-
 def _rows(url: str, query: str) -> list[tuple[object, ...]]:
     with psycopg.connect(url) as connection:
         return connection.execute(query).fetchall()
@@ -83,17 +76,11 @@ def _load(servers: list[Service], first: int, count: int) -> dict[str, Problem]:
     """Problems, each POSTed to every server in turn, all at once."""
     with ThreadPoolExecutor(8) as pool:
         asked = [
-            (pool.submit(server.post, _problem(i), 0.0, time_limit_s=5, method="checkpoint-all"), _problem(i))
+            (pool.submit(server.post, small(i), 0.0, time_limit_s=5, method="checkpoint-all"), small(i))
             for i in range(first, first + count)
             for server in servers
         ]
         return {found.result()[1]["id"]: problem for found, problem in asked}
-
-
-def _answered(server: Service, posted: dict[str, Problem]) -> None:
-    for request_id, problem in posted.items():
-        found = eventually(lambda request_id=request_id: (got := server.get(request_id, 5))[0] == 200 and got, 60)
-        checked(problem, found[1])
 
 
 @pytest.mark.slow
@@ -110,15 +97,15 @@ def test_one_version_after_the_other(fleet: Fleet, program: Path, url: str) -> N
     posted |= _load([old, new], 6, 6)
     new_worker = fleet.worker("new-worker")
     posted |= _load([new, old], 12, 6)
-    _answered(new, posted)
+    all_answered(new, posted, 300)
     assert new_worker.stop() == 0
     posted = _load([new, old], 18, 6)
-    _answered(new, posted)  # read by the new server, solved by the old worker
+    all_answered(new, posted, 300)  # read by the new server, solved by the old worker
     fleet.worker("new-worker-again")
     assert old_worker.stop() == 0
     posted = _load([old, new], 24, 6)
     new.stop()
-    _answered(old, posted)  # and the other way round
+    all_answered(old, posted, 300)  # and the other way round
     assert {row[0] for row in _rows(url, "SELECT state FROM solves")} == {"ended"}
     assert max(int(str(row[0])) for row in _rows(url, "SELECT count(*) FROM solves GROUP BY flight_key")) <= 2
     assert max(int(str(row[0])) for row in _rows(url, "SELECT attempt FROM solves")) == 1
