@@ -58,7 +58,6 @@ class Service:
             env=environment,
             cwd=self.folder,
         )
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "ready on http://127.0.0.1:" in line, line + (self.folder / "service.log").read_text()[-3000:]
         self.port = int(line.rsplit(":", 1)[1])
@@ -137,7 +136,6 @@ class Worker:
             text=True,
             env=environment,
         )
-        assert self.process.stdout is not None
         assert "worker ready" in self.process.stdout.readline()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -247,8 +245,6 @@ def checked(problem: Problem, data: dict[str, Any]) -> Answer:
     assert answer.plan is not None, data
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     assert answer.budget_bytes == problem.budget_bytes
-    assert answer.bound_ns is not None
-    assert answer.cost_ns is not None
     assert answer.bound_ns <= answer.cost_ns
     return answer
 

@@ -114,7 +114,6 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     subprocess.run(make_key, env=environment, cwd=folder, check=True, capture_output=True)
     server = subprocess.Popen([*start, *command], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
         line = server.stdout.readline()
         assert "ready on http://0.0.0.0:" in line
         port = line.strip().rsplit(":", 1)[1]
@@ -160,7 +159,6 @@ def test_the_base_starts_as_documented(tmp_path: Path) -> None:
                 env=environment(name), cwd=tmp_path, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
             stack.callback(lambda: (process.terminate(), process.communicate(timeout=30)))
-            assert process.stdout is not None
             return process.stdout.readline().strip()
 
         port = start("remat-server").rsplit(":", 1)[1]

@@ -127,7 +127,6 @@ def test_sweep_over_a_chain(service: Service) -> None:
     for row in rows:
         if row["cost_ns"] is not None:
             answer = Answer.from_json(service.get(row["id"], 0)[1])
-            assert answer.plan is not None
             verify(Problem(CHAIN, row["budget_bytes"]), answer.plan, cost_ns=row["cost_ns"])
 
 

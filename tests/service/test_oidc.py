@@ -274,7 +274,6 @@ def test_with_a_provider_that_others_wrote(tmp_path: Path) -> None:
     subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=tmp_path, check=True, timeout=240)
     provider = subprocess.Popen(["node", "provider.mjs"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
-        assert provider.stdout is not None
         url = provider.stdout.readline().strip()
         asked = httpx2.post(f"{url}/token", data={"grant_type": "client_credentials"}, auth=("trainer", "secret"))
         token = asked.json()["access_token"]

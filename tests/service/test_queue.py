@@ -94,7 +94,6 @@ async def test_a_row_that_is_locked_is_waited_for_where_there_is_no_other(contex
         await asyncio.sleep(0.3)
         assert not claim.done()
     found = await claim
-    assert found is not None
     assert found.id == solve_id
 
 
@@ -213,13 +212,11 @@ async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(context: Conte
     async with context.database.write() as connection:
         await connection.execute(update(solves).values(queued_at=context.clock.now() - timedelta(hours=1)))
     old = await read_claim(context, await _claimed(context))
-    assert old is not None
     assert 3590 < old.queued_s < 3700
     least = old.net.subject.total_cost_ns
     assert (await told(SolveRecord(context, old), Outcome(old.net, "auto", "d", 0), least + 90))[0] == least + 90
     assert await context.queue.put_back() == 1
     new = await read_claim(context, await _claimed(context))
-    assert new is not None
     assert new.queued_s < 100
     record, outcome = SolveRecord(context, new), Outcome(new.net, "auto", "d", 0)
     for said, kept in ((least + 40, least + 90), (least + 95, least + 95), (least + 60, least + 95)):

@@ -93,7 +93,6 @@ def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tm
             env=environment, cwd="/", stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     try:
-        assert server.stdout is not None
         line = server.stdout.readline()
         assert "ready on" in line, log.read_text()
         with httpx2.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as http:

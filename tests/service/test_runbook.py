@@ -147,7 +147,6 @@ class Shell:
             ["bash", "-c", f"exec env {line}" if serves else line],
             env=self.environment, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        assert process.stdout is not None
         if not serves:
             out, error = process.communicate(timeout=120)
             assert process.returncode == 0, (line, error)

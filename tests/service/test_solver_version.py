@@ -35,7 +35,6 @@ def test_a_change_of_a_method_is_a_solve_and_one_of_a_comment_is_none(tmp_path: 
     problem = Problem(graph, budget_at(graph, 0.6))
     source, said, versions = greedy.read_text(), [], []
     docstring = re.search(r'^"""(.*)"""\n', source)
-    assert docstring is not None
     commented = source.replace(docstring[0], '"""Another sentence."""\n# and a comment\n')
     for text in (source, commented, commented + "\n_UNUSED = 1\n", commented):
         greedy.write_text(text)

@@ -105,7 +105,6 @@ def test_a_turn_ends_an_integer_program_and_a_tree(engines: dict[str, Engine]) -
     # asked for again it grows on
     assert grown[2].bound >= grown[1].bound
     late = engine.tree(program, cutoff=1e6, deadline=Deadline(1), stopped=None)
-    assert late.tree is not None
     assert late.tree.late
     assert late.x is None
     # no node is left for which there would be time afterwards
@@ -121,7 +120,6 @@ def test_a_cut_closes_what_a_point_lacks_a_hundredth_of(engines: dict[str, Engin
     program = _knapsack([1.0] * 12 + [2.0], 6 - 5000 * factor[0])
     cutoff = 5 * float(program.cost[0])
     found = engines["highs"].tree(program, cutoff=cutoff, deadline=Deadline(60), stopped=None, factor=factor)
-    assert found.tree is not None
     assert found.tree.cuts
     assert found.bound == pytest.approx(cutoff, rel=1e-5)
     assert len(found.tree.leaf_start) < 50
@@ -178,7 +176,6 @@ def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
             if not began:
                 began.append(time.monotonic())
             elif began[0] > 0 and time.monotonic() - began[0] > 0.5:
-                assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
                 began[0] = -1.0
             return False
@@ -229,7 +226,6 @@ def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
     )
     try:
-        assert parent.stdout is not None
         parent.stdout.readline()  # the engine runs
         family = psutil.Process(parent.pid).children(recursive=True)
         for _ in range(100):

@@ -31,7 +31,6 @@ NETWORKS = ("gpt-3", "gpt-3-whole", "resnet-4", "resnet-4-whole", "densenet-8-wh
 def kinds_of(graph: Graph) -> list[int]:
     """[segments] a number for each kind of block, in order of appearance."""
     segments = segments_of(graph)
-    assert segments is not None
     known: dict[Graph, int] = {}
     return [known.setdefault(block_of(segments, i).graph, len(known)) for i in range(segments.count)]
 
@@ -63,7 +62,6 @@ def test_the_layers_of_a_network_are_found_to_be_equal() -> None:
 def test_a_block_that_differs_in_anything_is_no_repeat() -> None:
     graph = instance("gpt-6")
     segments = segments_of(graph)
-    assert segments is not None
     op = segments.forward(7).start
     value = graph.op_values[op][0]
     costs, sizes = list(graph.op_cost_ns), list(graph.value_bytes)
@@ -102,7 +100,6 @@ def test_joining_keeps_repeats(name: str) -> None:
     graph = instance(name)
     check_partition(graph)
     segments = segments_of(graph)
-    assert segments is not None
     fewer, blocks = joined(segments, 6)
     assert fewer.count == len(blocks) <= max(6, segments.count // 2)
     assert fewer.ends[-1] == segments.ends[-1]
@@ -115,7 +112,6 @@ def test_joining_keeps_repeats(name: str) -> None:
 def test_a_plan_costs_what_the_program_says(name: str) -> None:
     graph = instance(name)
     segments = segments_of(graph)
-    assert segments is not None
     segments, blocks = joined(segments, 40)
     menus = menus_of(blocks)
     # a hundredth more than the plain peak, for what is rounded
@@ -136,7 +132,6 @@ def test_a_plan_costs_what_the_program_says(name: str) -> None:
 def test_the_table_stops_where_it_is_told_to() -> None:
     graph = instance(NETWORKS[0])
     segments = segments_of(graph)
-    assert segments is not None
     segments, blocks = joined(segments, 40)
     menus = menus_of(blocks)
     for most in (0, segments.count // 2, segments.count - 1):

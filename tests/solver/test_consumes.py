@@ -135,7 +135,6 @@ def test_every_method_keeps_to_it(method: str, every: int) -> None:
     for number, problem in list(enumerate(PROBLEMS))[::every]:
         answer, least = solve(problem, method=method, time_limit_s=3, max_gap=0, options=options), best(number)
         if answer.plan is not None:
-            assert least is not None
             assert verify(problem, answer.plan).cost_ns >= least
         if answer.bound_ns is not None and not answer.restricted_to:
             assert least is None or answer.bound_ns <= least
@@ -155,8 +154,6 @@ def test_least_budgets_and_bounds_on_them() -> None:
         verify(Problem(graph, peak_of(graph, plan)), plan)
     for graph in SUBJECTS[::5]:
         found = least_budget(graph, time_limit_s=2)
-        assert found.least_budget_bytes is not None
-        assert found.least_budget_bound_bytes is not None
         assert optimum(Problem(graph, found.least_budget_bytes)).cost_ns is not None
         assert optimum(Problem(graph, found.least_budget_bound_bytes - 1)).cost_ns is None
 

@@ -81,7 +81,6 @@ def test_a_solution_comes_back_as_the_optimal_plan(method: str, form: str, tmp_p
     model = export_model(PROBLEM, form, method=method)
     for text in (highs_solution(model, form, tmp_path)[0], cbc_solution(model, form, tmp_path)):
         answer = import_solution(PROBLEM, text, method=method)
-        assert answer.plan is not None
         assert verify(PROBLEM, answer.plan).cost_ns == answer.cost_ns == expected.cost_ns
         assert answer.bound_ns == GRAPH.total_cost_ns, "what another engine says is no proof"
 
@@ -89,7 +88,6 @@ def test_a_solution_comes_back_as_the_optimal_plan(method: str, form: str, tmp_p
 def test_the_optimum_of_coarse_stages_bounds_every_plan(tmp_path: Path) -> None:
     """More stages bound more; the text says what a unit of the objective is."""
     least = optimum(PROBLEM).cost_ns
-    assert least is not None
     found = []
     for cuts in ([], [5], [4, 5, 6], None):
         model = export_model(PROBLEM, "mps", method="staged", options={} if cuts is None else {"cuts": cuts})
@@ -97,7 +95,6 @@ def test_the_optimum_of_coarse_stages_bounds_every_plan(tmp_path: Path) -> None:
         unit = float(model.split(" is ")[1].split()[0])
         found.append(objective * unit)
         answer = import_solution(PROBLEM, text, method="staged", options={} if cuts is None else {"cuts": cuts})
-        assert answer.cost_ns is not None
         assert found[-1] <= least + 1e-6 <= answer.cost_ns + 1e-6
     assert found[:3] == sorted(found[:3])
     assert found[-1] > GRAPH.total_cost_ns

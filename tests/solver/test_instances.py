@@ -19,7 +19,6 @@ def test_an_instance_is_a_training_step_that_trains(name: str) -> None:
         assert graph.backward_from is None
         return
     forward = graph.backward_from
-    assert forward is not None
     assert 0.2 * graph.ops < forward < 0.6 * graph.ops
     saved = {v for op in range(forward, graph.ops) for v in graph.op_inputs[op] if graph.value_op[v] < forward}
     assert len(saved) > forward / 4  # the backward pass reads what the forward pass made

@@ -62,12 +62,10 @@ def test_against_all_schedules(lengths: tuple[int, ...]) -> None:
     assert fewest_forward_steps(lengths, least - 1) is None
     for slots in range(least, sum(lengths) + len(lengths) + 2):
         best = fewest_forward_steps(lengths, slots)
-        assert best is not None
         join = Join(lengths, 3, 5, 7, slots)
         answer = solve(problem_of(join), method="join", max_gap=0)
         assert answer.status is Status.OPTIMAL
         assert answer.cost_ns == 3 * best + 5 * sum(lengths) + 7 == answer.bound_ns
-        assert answer.peak_bytes is not None
         assert answer.peak_bytes <= slots
 
 
@@ -82,7 +80,6 @@ def test_toy() -> None:
     """RR-9273, Section 4.1: ℓ = (4, 10, 12) in 9 slots; the paper's own first choices cost one step more."""
     answer = solve(problem_of(TOY), method="join", max_gap=0)
     assert answer.status is Status.OPTIMAL
-    assert answer.plan is not None
     assert verify(problem_of(TOY), answer.plan) == (47 + 26 + 1, 9)
     table = JoinTable(TOY.lengths, 9)
     # i = 9 on the branch of 12, then i = 7 on the branch of 10: the rest is optimal, but the whole is not
@@ -218,7 +215,6 @@ def test_gradients_that_stay_against_all_schedules(drawn: tuple[tuple[int, ...],
     assert fewest_forward_steps(lengths, least - 1, stays) is None
     slots = least + more
     best = fewest_forward_steps(lengths, slots, stays)
-    assert best is not None
     join = Join(lengths, 3, 5, 7, slots, keep=keep)
     assert Problem.from_json(json.dumps(problem_of(join).to_json())) == problem_of(join)
     assert JoinTable(lengths, slots, stays).forward_steps(slots) == best
@@ -248,11 +244,8 @@ def test_what_is_in_reach_at_scale_holds_the_optimum_between(
     slots = least_slots(lengths, stays) + more
     best = JoinTable(lengths, slots, stays).forward_steps(slots)
     bound = relaxed_steps(lengths, slots, stays)
-    assert best is not None
-    assert bound is not None
     assert bound <= best
     plan = contiguous_plan(lengths, slots, stays)
-    assert plan is not None
     join = Join(lengths, 1, 0, 0, slots, keep=tuple(j for j, stay in enumerate(stays) if stay))
     assert best <= verify(problem_of(join), plan).cost_ns <= 1.5 * best
     assert relaxed_steps(lengths, least_slots(lengths, stays) - 2, stays) is None
@@ -278,7 +271,6 @@ def test_out_of_reach_has_a_plan_and_a_bound() -> None:
     answer = solve(problem_of(Join((40, 40, 40, 40), 1, 1, 1, 12)), method="join")
     assert answer.status is Status.FEASIBLE
     assert "out of reach" in answer.message
-    assert answer.gap is not None
     assert 0 < answer.gap < 0.05
     plain = solve(problem_of(Join((500,) * 16, 1, 1, 1, 16 * 501)), method="auto")
     assert plain.status is Status.OPTIMAL, "the plain plan is there whatever the length"

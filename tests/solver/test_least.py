@@ -40,7 +40,6 @@ def test_without_a_prover_the_working_set_bounds_it() -> None:
     graph = instance("gpt-4-whole")
     answer = least_budget(graph, time_limit_s=20, prover=None)
     assert answer.least_budget_bound_bytes == working_set(graph).least_bytes
-    assert answer.least_budget_bytes is not None
     assert answer.least_budget_bytes < 0.7 * plain_peak(graph)
     assert answer.least_budget_bytes <= 1.05 * working_set(graph).least_bytes
 
@@ -50,8 +49,6 @@ def test_with_the_staged_prover_bounds_hold() -> None:
     graph = instance("dag-100")
     answer = least_budget(graph, time_limit_s=10)
     low, high = answer.least_budget_bound_bytes, answer.least_budget_bytes
-    assert low is not None
-    assert high is not None
     assert working_set(graph).least_bytes <= low <= high
     assert solve(Problem(graph, high), method="search", start=answer.plan, time_limit_s=1).plan is not None
 
@@ -107,8 +104,6 @@ def test_a_budget_above_every_working_set_is_proved_too_small() -> None:
         answer = solve(Problem(graph, budget), method=method, time_limit_s=20)
         assert answer.status is Status.INFEASIBLE
         assert not answer.restricted_to
-        assert answer.least_budget_bound_bytes is not None
-        assert answer.least_budget_bytes is not None
         assert budget < answer.least_budget_bound_bytes <= answer.least_budget_bytes
 
 

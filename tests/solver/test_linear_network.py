@@ -131,7 +131,6 @@ def test_budgets_near_the_least_of_a_deep_transformer(name: str, factor: float) 
         assert answer.dropped_methods == ()
         assert answer.least_budget_bytes is not None
     network = linear_network(graph)
-    assert network is not None
     least = LeastOfStages(Stages(network))
     assert verify(Problem(graph, least.budget_bytes), network.invert(least.sequence())).cost_ns
 
@@ -157,7 +156,6 @@ def all_plans(graph: Graph, stages: Stages) -> list[tuple[int, int]]:
 @given(graph=linear_graphs(least_layers=2, most_layers=5))
 def test_exact_against_all_schedules_of_a_linear_graph(graph: Graph) -> None:
     network = linear_network(graph)
-    assert network is not None
     stages = Stages(network)
     plans = all_plans(graph, stages)
     least = min(peak for _, peak in plans)
@@ -184,10 +182,8 @@ def test_between_the_bound_and_all_schedules_of_a_captured_network(seed: int) ->
     for budget in range(least.budget_bytes, plain_peak(graph) + 1):
         problem = Problem(graph, budget)
         answer = solve(problem, method="rotor", max_gap=0, options={"slots": 10_000})
-        assert answer.plan is not None
         cost = verify(problem, answer.plan).cost_ns
         assert cost >= min(c for c, peak in plans if peak <= budget)
-        assert answer.bound_ns is not None
         assert answer.bound_ns <= cost
 
 
@@ -198,7 +194,6 @@ def test_a_lift_costs_what_its_chain_does(chain: Chain, data: st.DataObject) -> 
         return
     graph = chain.to_graph()
     network = linear_network(graph)
-    assert network is not None
     assert network.stages == chain.stages
     budget = data.draw(st.integers(LeastOfStages(Stages(network)).budget_bytes, 2 * plain_peak(chain) + 1))
     plan = solve(Problem(graph, budget), method="rotor", max_gap=0, options={"slots": 20_000})
@@ -224,7 +219,6 @@ def test_networks_of_blocks_are_linear_and_auto_names_their_persistent_optimum(n
     assert answer.chain_cost_ns == chain.cost_ns
     assert answer.chain_overhead == pytest.approx(chain.overhead)
     assert Answer.from_json(answer.to_json()).chain_cost_ns == answer.chain_cost_ns
-    assert answer.cost_ns is not None
     assert answer.cost_ns <= chain.cost_ns
 
 
@@ -233,7 +227,6 @@ def test_a_deep_linear_network_does_not_wait_for_its_program() -> None:
     """129 stages: the first plan comes from elsewhere, no baseline is named, and the method is still there by name."""
     graph = instance("vgg-120")
     network = linear_network(graph)
-    assert network is not None
     assert network.stages > SOON
     problem = Problem(graph, budget_at(graph, 0.5))
     found: list[str] = []
@@ -242,7 +235,6 @@ def test_a_deep_linear_network_does_not_wait_for_its_program() -> None:
     assert answer.chain_cost_ns is None
     assert "rotor" not in found
     chain = solve(problem, method="rotor", time_limit_s=60)
-    assert chain.plan is not None
     assert verify(problem, chain.plan).cost_ns == chain.cost_ns
 
 
@@ -259,17 +251,14 @@ def test_a_small_value_that_lives_throughout_stays() -> None:
     inputs += [[0, i, len(inputs) - 1 + (last - i)] for i in range(last, 0, -1)]
     graph = graph_of([3] * len(inputs), [1] + [40] * (len(inputs) - 1), inputs, backward_from=last + 1)
     network = linear_network(graph)
-    assert network is not None
     assert network.stays == {0}
     answer = solve(Problem(graph, budget_at(graph, 0.7)), method="rotor")
-    assert answer.plan is not None
     assert answer.plan.computes.count(0) == 1
 
 
 def test_the_stages_of_a_network_stop_where_they_are_told_to() -> None:
     """They look once a stage, and the search for the schedule that fits once a try; without a try there is none."""
     network = linear_network(instance("gpt-4-whole"))
-    assert network is not None
     for most in range(network.stages):
         stop = After(most)
         with pytest.raises(TimeUp):

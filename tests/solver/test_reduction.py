@@ -26,7 +26,6 @@ def test_plans_of_the_lift_are_plans_of_the_chain(chain: Chain, data: st.DataObj
     assert here.cost_ns <= there.cost_ns
     assert here.peak_bytes <= there.peak_bytes
     plain = taken.lift(plain_plan_of(chain))
-    assert plain is not None
     assert verify(Problem(graph, ROOMY), plain) == verify(Problem(chain, ROOMY), plain_plan_of(chain))
 
 

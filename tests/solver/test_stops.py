@@ -46,7 +46,6 @@ def transfer_program(graph: Graph, stop: Callable[[], bool]) -> object:
 
 def blocks(graph: Graph, stop: Callable[[], bool]) -> object:
     segments = segments_of(graph)
-    assert segments is not None
     return joined(segments, 8, stop)
 
 

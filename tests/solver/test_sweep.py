@@ -54,7 +54,6 @@ def consistent(graph: Graph, answers: tuple[Answer, ...]) -> None:
         assert low.budget_bytes < high.budget_bytes
         assert high.status is not Status.INFEASIBLE or low.status is Status.INFEASIBLE
         if low.cost_ns is not None:
-            assert high.cost_ns is not None
             assert high.cost_ns <= low.cost_ns
         if low.bound_ns is not None and high.bound_ns is not None:
             assert low.bound_ns >= high.bound_ns or low.restricted_to or high.restricted_to
@@ -70,7 +69,6 @@ def test_sweeps_enclose_the_optimum(graph: Graph, parts: list[int]) -> None:
     for answer in answers:
         exact = optimum(Problem(graph, answer.budget_bytes)).cost_ns
         if answer.cost_ns is not None:
-            assert exact is not None
             assert exact <= answer.cost_ns
         if answer.bound_ns is not None and exact is not None and not answer.restricted_to:
             assert answer.bound_ns <= exact
@@ -112,7 +110,6 @@ def test_knowledge_flows_both_ways() -> None:
     """A plan serves larger budgets, a bound smaller ones, infeasibility smaller ones; nothing flows the other way."""
     curve = Curve(CHAIN)
     found = sweep(CHAIN, [budget_at(CHAIN, 0.8)], method="linearized-greedy")[0]
-    assert found.peak_bytes is not None
     curve.add(found)
     assert curve.at(found.peak_bytes - 1).plan is None
     known = curve.at(found.peak_bytes)
@@ -181,8 +178,6 @@ def test_largest_batch_against_all_batches(
         truth = size
     assert found.batch <= truth <= found.bound
     if found.batch:
-        assert found.answer is not None
-        assert found.answer.plan is not None
         assert found.answer.cost_ns is not None
         verify(Problem(family.scaled(found.batch), budget), found.answer.plan)
         assert verify(family.at(found.batch), found.answer.plan).cost_ns <= limit
@@ -195,7 +190,6 @@ def test_the_input_grows_too() -> None:
     without = max_batch(CHAIN, 100, method="linearized-greedy")
     assert with_input.batch <= without.batch
     assert BatchFamily(CHAIN, 100, batch_bytes=6).scaled(3).fixed_bytes == 22
-    assert with_input.answer is not None
     assert with_input.answer.budget_bytes == 100
 
 
@@ -227,7 +221,6 @@ def test_a_baselines_largest_batch_is_equation_ten(method: str, graph: Graph, me
     assert not possible(found.batch + 1)
     assert found.batch == 0 or possible(found.batch)
     if found.answer is not None:
-        assert found.answer.plan is not None
         verify(Problem(family.scaled(found.batch), memory), found.answer.plan)
 
 

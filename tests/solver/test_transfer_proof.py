@@ -112,7 +112,6 @@ def check_best() -> None:
     """Check the points of the best plan of a step in which a value must move, which an op reads before as well."""
     problem = replace(MUST_MOVE, subject=replace(MUST_MOVE.graph, op_inputs=((), (0,), (), (1, 2), (0, 3))))
     best_ns, plan = least_makespan(problem)
-    assert plan is not None
     assert best_ns is not None
     moved = Moved(problem.graph, plan)
     assert len(moved.excursions) == 1
