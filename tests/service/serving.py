@@ -19,7 +19,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from remat_ir import Answer, Chain, Graph, Join, Problem, budget_at, graph_of, plain_peak, verify
+from drawn import posed
+from remat_ir import Answer, Chain, Graph, Join, Problem, graph_of, plain_peak, verify
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 """Leases that a test can wait for."""
@@ -295,8 +296,7 @@ def hard_graph(layers: int = 30, seed: int = 1) -> Graph:
 
 def open_problem(seed: int) -> Problem:
     """A problem that no method settles in a minute."""
-    graph = hard_graph(60, seed)
-    return Problem(graph, budget_at(graph, 0.4))
+    return posed(hard_graph(60, seed), 0.4)
 
 
 def long_solve(service: Service, seed: int, seconds: float = 90) -> tuple[Problem, dict[str, Any]]:

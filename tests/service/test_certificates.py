@@ -15,7 +15,7 @@ from remat_ir import Answer, Problem, Status, budget_at, certified_need, verify_
 from remat_service.storage.tables import proofs
 from remat_service.storage.verifier import CheckedProof, pack, unpack, written
 from service.database import process
-from service.serving import Service, at_peak, command, hard_graph, served, serving, training_graph
+from service.serving import Service, at_peak, command, hard_graph, posed, served, serving, training_graph
 
 GAP = 0.01
 
@@ -42,7 +42,7 @@ def _certified(problem: Problem, data: dict[str, Any]) -> Answer:
 
 def test_answers_carry_their_certificates(own: Service) -> None:
     """A new one, the same one again from the store and from memory, by its id, by its digest; lists leave it out."""
-    problem = Problem(training_graph(9), budget_at(training_graph(9), 0.7))
+    problem = posed(training_graph(9), 0.7)
     first = _post(own, problem)
     assert _certified(problem, first).proof is not None
     for _ in range(3):
@@ -58,8 +58,7 @@ def test_answers_carry_their_certificates(own: Service) -> None:
 @pytest.mark.thorough
 def test_without_certificates_engines_are_believed_and_named(own: Service) -> None:
     """`certify: false` takes an engine's word: it is kept apart, and does not certify anything later."""
-    graph = hard_graph(9, 5)
-    problem = Problem(graph, budget_at(graph, 0.6))
+    problem = posed(hard_graph(9, 5), 0.6)
     loose = _post(own, problem, certify=False, max_gap=0)
     verdict = verify_answer(problem, Answer.from_json(loose))
     assert loose["bound_ns"] == verdict.bound_ns or loose["claimed_by"]
@@ -90,7 +89,7 @@ def test_a_certificate_of_the_space_of_tags_is_stored_and_given(own: Service) ->
         again = _post(own, TAGGED, **BY_TAGS)
         assert (again["cache"], again["proof"], again["bound_ns"]) == ("hit", first["proof"], first["bound_ns"])
     assert own.get(again["id"], 0)[1]["proof"] == first["proof"]
-    empty = Problem(hard_graph(16, 7), budget_at(hard_graph(16, 7), 0.6))
+    empty = posed(hard_graph(16, 7), 0.6)
     for cache in ("miss", "hit", "hit"):
         none = _post(own, empty, **BY_TAGS)
         assert (none["status"], none["cache"], none["restricted_to"]) == ("nothing_found", cache, ["tags"])
@@ -138,11 +137,10 @@ def test_a_certificate_serves_smaller_budgets_and_other_costs(own: Service) -> N
 @pytest.mark.thorough
 def test_a_certificate_is_not_dropped_for_proving_more(own: Service) -> None:
     """At a budget where no plan fits, that of a larger one says so: it is no damage."""
-    graph = training_graph(9, cost=55)
-    problem = Problem(graph, budget_at(graph, 0.7))
+    problem = posed(training_graph(9, cost=55), 0.7)
     first, before = _post(own, problem), own.metric("remat_store_damaged_total")
     for budget in (2400, 1700):
-        assert _post(own, Problem(graph, budget))["status"] == "infeasible"
+        assert _post(own, Problem(problem.graph, budget))["status"] == "infeasible"
     assert own.metric("remat_store_damaged_total") == before
     assert own.get(first["id"], 0)[1]["proof"] == first["proof"]
 
@@ -165,13 +163,12 @@ def test_that_no_plan_fits_is_certified(own: Service) -> None:
 
 # ---- edited databases
 
-SMALL, OPEN = training_graph(9), hard_graph(60, 5)
-SETTLED = Problem(SMALL, budget_at(SMALL, 0.7))
-UNSETTLED = Problem(OPEN, budget_at(OPEN, 0.3))
-TOO_SMALL = Problem(SMALL, 1700)
+SETTLED = posed(training_graph(9), 0.7)
+UNSETTLED = posed(hard_graph(60, 5), 0.3)
+TOO_SMALL = Problem(SETTLED.graph, 1700)
 HARD = {"max_gap": 0, "time_limit_s": 0.5}
 RESTRICTED = {"method": "milp-tight", "max_gap": 0}
-TAGGED = Problem(hard_graph(20, 7), budget_at(hard_graph(20, 7), 0.6))
+TAGGED = posed(hard_graph(20, 7), 0.6)
 BY_TAGS = {"method": "tags", "options": {"free": False}, "max_gap": 0, "time_limit_s": 5}
 Edit = str | Callable[[sqlite3.Connection], None]
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at
-from service.serving import Service, at_peak, checked, eventually, hard_graph, open_problem, training_graph
+from service.serving import Service, at_peak, checked, eventually, hard_graph, open_problem, posed, training_graph
 
 
 def _solvers(service: Service) -> list[psutil.Process]:
@@ -78,8 +77,7 @@ def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Se
 
 def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
     """First any plan, then a better one: never a more expensive plan, never a lower bound."""
-    graph = hard_graph(16, 4)
-    problem = Problem(graph, budget_at(graph, 0.6))
+    problem = posed(hard_graph(16, 4), 0.6)
     _, loose = service.post(problem, method="auto", time_limit_s=20, max_gap=0.99)
     first = checked(problem, loose)
     _, tight = service.post(problem, method="auto", time_limit_s=4, max_gap=0)

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 
-from remat_ir import Problem, budget_at
+from remat_ir import Problem
 from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
@@ -34,6 +34,7 @@ from service.serving import (
     eventually,
     hard_graph,
     long_solve,
+    posed,
     serving,
     training_graph,
 )
@@ -162,8 +163,7 @@ def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
     """Thirty at once, whatever queues and whatever solves them: one solve."""
     from concurrent.futures import ThreadPoolExecutor
 
-    graph = hard_graph(12, 5)
-    problem = Problem(graph, budget_at(graph, 0.8))
+    problem = posed(hard_graph(12, 5), 0.8)
     with ThreadPoolExecutor(10) as pool:
         replies = list(pool.map(lambda _: deployed.server.post(problem, time_limit_s=10), range(30)))
     assert {status for status, _ in replies} == {200}

@@ -12,7 +12,7 @@ import pytest
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak
 from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph
-from service.serving import serving, training_graph
+from service.serving import posed, serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -288,8 +288,7 @@ def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) 
 @pytest.mark.slow
 def test_thirty_thousand_ops_are_shown(visit: Visit, stored: Stored) -> None:
     """A huge plan is drawn, thinned without losing the peak."""
-    graph = training_graph(15_000)
-    answer = stored.service.post(Problem(graph, budget_at(graph, 1.0)))[1]
+    answer = stored.service.post(posed(training_graph(15_000), 1.0))[1]
     assert answer["status"] == "optimal", answer
     visit.go(f"#/solve/{answer['id']}", "[data-matrix=S]")
     visit.tab.mouse.move(400, 500)

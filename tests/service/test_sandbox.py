@@ -10,11 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at
 from remat_service.processes.sandbox import landlock
 from remat_service.processes.supervisor import scrubbed_environment
 from remat_service.settings import Settings
-from service.serving import checked, eventually, hard_graph, serving
+from service.serving import checked, eventually, hard_graph, posed, serving
 
 _TRIES = """
 import ctypes, errno, os, signal, socket, subprocess, sys, threading
@@ -99,8 +98,7 @@ def test_children_are_confined_and_import_nothing_from_the_working_folder(
     for name in ("numpy", "json", "highspy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w').close()\nraise SystemExit(3)\n")
     with serving(tmp_path, workers=1) as own:
-        graph = hard_graph(60, 4)
-        problem = Problem(graph, budget_at(graph, 0.5))
+        problem = posed(hard_graph(60, 4), 0.5)
         _, posted = own.post(problem, wait=0, time_limit_s=8, max_gap=0)
         eventually(lambda: own.get(posted["id"], 0)[1]["cost_ns"])
         below = psutil.Process(own.process.pid).children(recursive=True)

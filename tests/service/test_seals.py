@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from remat_ir import Answer, Problem, budget_at, verify_answer
+from remat_ir import Answer, Problem, verify_answer
 from remat_service.errors import ServiceError
 from remat_service.settings import Settings
 from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
 from service.database import postgres
-from service.serving import at_peak, command, commands_ended, serving, started, training_graph
+from service.serving import at_peak, command, commands_ended, posed, serving, started, training_graph
 
 
 def _settings(**more: Any) -> Settings:
@@ -71,8 +71,7 @@ def test_postgresql_needs_a_key_and_keys_rotate(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def answered(tmp_path: Path) -> tuple[Problem, dict[str, Any], str]:
     """A problem, its answer, and the URL of the stopped service's store: with profiles, claims, efforts and answers."""
-    graph = training_graph(9, cost=91)
-    problem = Problem(graph, budget_at(graph, 0.7))
+    problem = posed(training_graph(9, cost=91), 0.7)
     with serving(tmp_path, workers=1) as own:
         first = own.post(problem, time_limit_s=20, max_gap=0.01)[1]
         own.http.post("/v1/profiles", json={"device": "d", "profiles": {"matmul": [100, 0]}})

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from remat_ir import Problem, budget_at
 from service.serving import (
     Service,
     at_peak,
@@ -15,6 +14,7 @@ from service.serving import (
     eventually,
     hard_graph,
     open_problem,
+    posed,
     served,
     serving,
     training_graph,
@@ -147,8 +147,7 @@ def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
     for name in ("quin", "rosa"):
         cli(own, "tenants", "add", name, "--group", "pinning")
     quin, rosa = tenant(own, "quin"), tenant(own, "rosa")
-    graph = hard_graph(8, 3)
-    problem = Problem(graph, budget_at(graph, 0.6))
+    problem = posed(hard_graph(8, 3), 0.6)
 
     def pinned() -> int:
         return int(own.rows("SELECT count(*) FROM plans WHERE pinned")[0][0])

@@ -12,9 +12,8 @@ import pytest
 
 import remat_ir
 import remat_solver
-from remat_ir import Problem, budget_at
 from remat_solver.version import solver_version
-from service.serving import checked, hard_graph, serving
+from service.serving import checked, hard_graph, posed, serving
 
 
 @pytest.fixture
@@ -31,8 +30,7 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.thorough
 def test_a_change_of_a_method_is_a_solve_and_one_of_a_comment_is_none(tmp_path: Path, greedy: Path) -> None:
     """What a method ended with counts for the same syntax tree alone; the plan stays, and is no worse."""
-    graph = hard_graph(20)
-    problem = Problem(graph, budget_at(graph, 0.6))
+    problem = posed(hard_graph(20), 0.6)
     source, said, versions = greedy.read_text(), [], []
     docstring = re.search(r'^"""(.*)"""\n', source)
     commented = source.replace(docstring[0], '"""Another sentence."""\n# and a comment\n')

@@ -5,13 +5,12 @@ from __future__ import annotations
 import uuid
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak, problem_digest
-from service.serving import Service, at_peak, checked, example, training_graph
+from service.serving import Service, at_peak, checked, example, posed, training_graph
 
 
 def test_solved_and_then_stored(service: Service) -> None:
     """A first POST solves, a second is served from the store, both with a plan that the verifier passes."""
-    graph = training_graph(5, size=777, fixed=12345)  # sizes of its own: no other test is near
-    problem = Problem(graph, budget_at(graph, 1.0))
+    problem = posed(training_graph(5, size=777, fixed=12345), 1.0)  # sizes of its own: no other test is near
     status, first = service.post(problem, time_limit_s=10)
     assert (status, first["status"], first["cache"]) == (200, "optimal", "miss")
     checked(problem, first)
@@ -25,8 +24,8 @@ def test_solved_and_then_stored(service: Service) -> None:
 def test_fixed_bytes_do_not_matter(service: Service) -> None:
     """The same step next to other parameters is the same problem, in its own bytes."""
     small, large = training_graph(6, fixed=0), training_graph(6, fixed=10**9)
-    service.post(Problem(small, budget_at(small, 0.8)), time_limit_s=5)
-    problem = Problem(large, budget_at(large, 0.8))
+    service.post(posed(small, 0.8), time_limit_s=5)
+    problem = posed(large, 0.8)
     status, data = service.post(problem, wait=0, time_limit_s=5)
     assert (status, data["cache"]) == (200, "hit")
     assert checked(problem, data).peak_bytes > 10**9

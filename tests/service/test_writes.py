@@ -15,9 +15,8 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from remat_ir import Problem, budget_at
 from remat_service.storage.database import Database
-from service.serving import hard_graph, serving
+from service.serving import hard_graph, posed, serving
 
 
 async def _opened(folder: Path) -> tuple[Database, list[str]]:
@@ -162,8 +161,7 @@ def test_what_was_answered_202_survives_the_death_of_the_server(tmp_path: Path) 
         answered: list[str] = []
 
         async def post(http: httpx2.AsyncClient, number: int) -> None:
-            graph = hard_graph(8, number)
-            body = {"problem": Problem(graph, budget_at(graph, 0.7)).to_json(), "time_limit_s": 30}
+            body = {"problem": posed(hard_graph(8, number), 0.7).to_json(), "time_limit_s": 30}
             try:
                 reply = await http.post("/v1/solves", json=body, headers={"Idempotency-Key": str(number)})
             except httpx2.HTTPError:

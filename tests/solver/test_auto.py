@@ -14,7 +14,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
-from drawn import examples, graphs
+from drawn import examples, graphs, posed
 from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.greedy import greedy_plans
 from remat_ir.proof import prove
@@ -51,8 +51,7 @@ def test_answers_agree_with_brute_force(problem: Problem) -> None:
 
 def hard() -> Problem:
     """A problem that is not settled in seconds."""
-    graph = instance("unet-6")
-    return Problem(graph, budget_at(graph, 0.3))
+    return posed(instance("unet-6"), 0.3)
 
 
 def test_progress_only_improves_and_ends_in_the_answer() -> None:
@@ -94,8 +93,7 @@ def test_a_cancelled_solve_returns_its_best_and_leaves_no_process() -> None:
 
 
 def test_the_gap_that_was_asked_for_ends_it() -> None:
-    graph = instance("resnet-4")
-    answer = solve(Problem(graph, budget_at(graph, 0.6)), time_limit_s=120, max_gap=0.05)
+    answer = solve(posed(instance("resnet-4"), 0.6), time_limit_s=120, max_gap=0.05)
     assert answer.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert answer.gap <= 0.05
 
@@ -160,9 +158,8 @@ def test_an_engine_without_memory_ends_the_proof_and_not_the_solve(method: str) 
 def test_within_a_wide_gap_no_answer_is_more_expensive_than_the_greedy_plan(name: str, fraction: float) -> None:
     """The first rule's plan is within the gap, so that the solve could end there; another rule has a cheaper one."""
     loading().wait()
-    graph = instance(name)
-    problem = Problem(graph, budget_at(graph, fraction))
-    costs = [verify(problem, plan).cost_ns for plan in greedy_plans(graph, problem.budget_bytes)]
+    problem = posed(instance(name), fraction)
+    costs = [verify(problem, plan).cost_ns for plan in greedy_plans(problem.graph, problem.budget_bytes)]
     assert costs[-1] < costs[0]
     answer = solve(problem, max_gap=0.1, time_limit_s=30)
     assert answer.cost_ns <= costs[-1]
@@ -179,7 +176,7 @@ def test_without_a_plan_a_small_budget_that_is_enough_is_looked_for() -> None:
 
 def test_a_solve_ends_where_the_steps_to_come_gain_less_than_the_time_that_was_spent() -> None:
     """Of a problem that needs minutes: one step ends it with a gap that is left, unless the optimum is asked for."""
-    problem = Problem(instance("dag-250"), budget_at(instance("dag-250"), 0.75))
+    problem = posed(instance("dag-250"), 0.75)
     loading().wait()
     hurried = solve(problem, steps=1, max_gap=1e-9, time_limit_s=60)
     assert hurried.limit == "gap"
@@ -192,24 +189,22 @@ def test_a_solve_ends_where_the_steps_to_come_gain_less_than_the_time_that_was_s
 
 def test_without_the_proof_nothing_is_proved() -> None:
     """`proof: false` is the search alone: no bound beyond each op once, from no engine."""
-    graph = instance("resnet-4")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("resnet-4"), 0.5)
     sources: set[str] = set()
     answer = solve(problem, time_limit_s=1, options={"proof": False}, on_progress=lambda news: sources.add(news.source))
     assert answer.plan is not None
-    assert answer.bound_ns == graph.total_cost_ns
+    assert answer.bound_ns == problem.graph.total_cost_ns
     assert answer.claimed_bound_ns is None
     assert "staged" not in sources
 
 
 def test_a_certificate_counts_also_where_engines_are_believed() -> None:
-    graph = instance("resnet-4")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("resnet-4"), 0.5)
     proof = solve(problem, time_limit_s=60, max_gap=0.05).proof
     assert proof is not None
     bound = prove(problem, proof).bound_ns
     answer = solve(problem, method="greedy", proof=proof, certify=False)
-    assert bound > graph.total_cost_ns
+    assert bound > problem.graph.total_cost_ns
     assert (answer.bound_ns, answer.claimed_by, answer.proof) == (bound, None, proof)
 
 

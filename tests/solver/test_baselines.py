@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, layered, linear_graphs, problems
-from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
+from drawn import examples, graphs, layered, linear_graphs, posed, problems
+from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
 from remat_solver.baselines.heuristics import BASELINES, articulation_points, linear
@@ -315,8 +315,7 @@ def test_several_values_an_op() -> None:
 
 @pytest.mark.parametrize("layers", [60, 61])
 def test_memory_falls_with_the_root(layers: int) -> None:
-    graph = unit(layers)
-    answer = solve(Problem(graph, budget_at(graph, 0.35)), method="chen-sqrt")
+    answer = solve(posed(unit(layers), 0.35), method="chen-sqrt")
     assert answer.plan is not None
     assert answer.peak_bytes <= 2 * math.isqrt(layers) + 4
 

@@ -10,8 +10,8 @@ from benchmarks.graphs.instances import instance
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from drawn import examples
-from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
+from drawn import examples, posed
+from remat_ir import Graph, Problem, Status, graph_of, plain_peak, verify
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
@@ -180,8 +180,7 @@ def test_a_deep_network_has_a_plan_near_the_least_budget() -> None:
 
 @pytest.mark.thorough
 def test_the_same_plan_every_time() -> None:
-    graph = instance("resnet-8-whole")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("resnet-8-whole"), 0.5)
     assert len({solve(problem, method="blocks", time_limit_s=60).plan for _ in range(2)}) == 1
 
 

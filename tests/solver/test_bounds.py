@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, problems
+from drawn import examples, graphs, posed, problems
 from remat_ir import (
     Graph,
     Problem,
     Status,
-    budget_at,
     graph_of,
     verify,
 )
@@ -90,9 +89,8 @@ def mirrored(seed: int, ops: int) -> Graph:
 )
 def test_staged_claims_no_more_than_a_plan_costs(seed: int, ops: int, part: float, best: int) -> None:
     """From a greedy plan, whose point in the program is a partial start: its own cost was taken for the bound."""
-    graph = mirrored(seed, ops)
-    problem = Problem(graph, budget_at(graph, part))
-    start = greedy_plan(graph, problem.budget_bytes)
+    problem = posed(mirrored(seed, ops), part)
+    start = greedy_plan(problem.graph, problem.budget_bytes)
     assert verify(problem, start).cost_ns > best
     options = {"polish": False}
     answer = solve(problem, method="staged", max_gap=0, time_limit_s=3, start=start, options=options)

@@ -11,7 +11,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples
+from drawn import examples, posed
 from remat_ir import Problem, budget_at, verify_answer
 from remat_ir.greedy import greedy_plan
 from remat_ir.proof import InvalidProof, Leaf, StageProof, carried, prove
@@ -54,7 +54,7 @@ def test_no_more_is_proved_than_a_plan_costs(engine: Engine) -> None:
     emptied = limited = 0
     for name, budget in product(("gpt-3", "gpt-4", "gpt-4-whole"), (0.75, 0.6)):
         graph = instance(name)
-        problem = Problem(graph, budget_at(graph, budget))
+        problem = posed(graph, budget)
         answer = solve(problem, time_limit_s=60)
         assert isinstance(answer.proof, StageProof)
         over = answer.cost_ns - graph.total_cost_ns
@@ -73,8 +73,7 @@ def test_no_more_is_proved_than_a_plan_costs(engine: Engine) -> None:
 
 @pytest.mark.thorough
 def test_equal_layers_take_one_vector_where_a_tree_has_thousands_of_leaves() -> None:
-    graph = instance("gpt-4-whole")
-    problem = Problem(graph, budget_at(graph, 0.75))
+    problem = posed(instance("gpt-4-whole"), 0.75)
     answer = solve(problem, time_limit_s=60)
     assert answer.gap <= 1e-3
     assert verify_answer(problem, answer).bound_ns == answer.bound_ns
@@ -128,8 +127,7 @@ def test_what_fits_is_within_a_lifted_cover_and_no_weight_could_be_greater(data:
 
 
 def test_a_certificate_of_lifted_covers_is_checked_weight_by_weight() -> None:
-    graph = instance("unet-2-whole")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("unet-2-whole"), 0.5)
     incumbent = Incumbent(problem, Deadline(120), 0.0, certify=True)
     plan = greedy_plan(problem.graph, problem.budget_bytes)
     assert plan is not None

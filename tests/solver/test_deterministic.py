@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 from benchmarks.graphs.instances import instance
 
-from remat_ir import Answer, InvalidData, Link, Problem, budget_at
+from drawn import posed
+from remat_ir import Answer, InvalidData, Link, Problem
 from remat_solver import solve
 from remat_solver.deadline import Deadline, Work
 from solver.little import little_graph
@@ -51,8 +52,7 @@ def alike(one: Answer, other: Answer) -> bool:
     ],
 )
 def test_load_changes_nothing(name: str, share: float, seconds: float) -> None:
-    graph = little_graph(3, 24) if name == "little" else instance(name)
-    problem = Problem(graph, budget_at(graph, share))
+    problem = posed(little_graph(3, 24) if name == "little" else instance(name), share)
     first = counted(problem, seconds)
     with busy():
         again = counted(problem, seconds)
@@ -62,23 +62,21 @@ def test_load_changes_nothing(name: str, share: float, seconds: float) -> None:
 
 @pytest.mark.thorough
 def test_it_ends_by_work_with_a_plan_and_a_bound() -> None:
-    graph = instance("dag-100-s1")
-    problem = Problem(graph, budget_at(graph, 0.6))
+    problem = posed(instance("dag-100-s1"), 0.6)
     little, much = counted(problem, 0.1), counted(problem, 1.0)
     assert little.limit == "time"
     assert much.cost_ns <= little.cost_ns
     assert (much.bound_ns or 0) >= (little.bound_ns or 0)
-    assert much.bound_ns > graph.total_cost_ns
+    assert much.bound_ns > problem.graph.total_cost_ns
     assert "counted" in much.message
 
 
 def test_it_says_what_it_does_not_take() -> None:
-    graph = little_graph(3, 12)
-    problem = Problem(graph, budget_at(graph, 0.7))
+    problem = posed(little_graph(3, 12), 0.7)
     with pytest.raises(InvalidData, match="needs time_limit_s"):
         solve(problem, time_limit_s=None, options=OPTIONS)
     with pytest.raises(InvalidData, match="without a link"):
-        solve(Problem(graph.with_link(Link(1, 1)), problem.budget_bytes), options=OPTIONS)
+        solve(Problem(problem.graph.with_link(Link(1, 1)), problem.budget_bytes), options=OPTIONS)
 
 
 def test_a_deadline_of_work_passes_as_it_is_spent() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from benchmarks.graphs.instances import instance
 
-from drawn import layered
+from drawn import layered, posed
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE
 from remat_ir.working_set import working_set
@@ -61,8 +61,7 @@ INSTANCES = (
 
 
 def _proves(name: str, fraction: float, optimum_ns: int, method: str, engine: str) -> None:
-    graph = instance(name)
-    problem = Problem(graph, budget_at(graph, fraction))
+    problem = posed(instance(name), fraction)
     answer = solve(problem, method=method, max_gap=0.0, time_limit_s=200, options={"engine": engine})
     assert answer.status is Status.OPTIMAL, answer
     assert answer.cost_ns == answer.bound_ns == optimum_ns
@@ -100,12 +99,11 @@ def test_nothing_within_the_space_is_not_called_infeasible() -> None:
 
 @pytest.mark.thorough
 def test_a_time_limit_ends_with_plan_and_bound() -> None:
-    graph = chain(40, [i % 7 + 1 for i in range(80)], [i % 5 + 3 for i in range(80)])
-    problem = Problem(graph, budget_at(graph, 0.4))
+    problem = posed(chain(40, [i % 7 + 1 for i in range(80)], [i % 5 + 3 for i in range(80)]), 0.4)
     answer = solve(problem, method="milp", max_gap=0.0, time_limit_s=3)
     assert answer.status is Status.FEASIBLE
     assert answer.limit == "time"
-    assert graph.total_cost_ns <= answer.bound_ns <= verify(problem, answer.plan).cost_ns
+    assert problem.graph.total_cost_ns <= answer.bound_ns <= verify(problem, answer.plan).cost_ns
 
 
 def test_too_large_for_the_memory_is_an_answer() -> None:
@@ -116,7 +114,7 @@ def test_too_large_for_the_memory_is_an_answer() -> None:
 
 def test_forward_needs_to_know_where_the_backward_pass_begins() -> None:
     graph = graph_of(SMALL.op_cost_ns, SMALL.value_bytes, SMALL.op_inputs)
-    answer = solve(Problem(graph, budget_at(graph, 0.7)), method="milp-forward", time_limit_s=20)
+    answer = solve(posed(graph, 0.7), method="milp-forward", time_limit_s=20)
     assert FORWARD_OPS in answer.restricted_to or answer.plan is not None
 
 
@@ -224,8 +222,7 @@ def test_an_empty_space_stays_empty_though_another_method_has_a_plan() -> None:
 @pytest.mark.thorough
 def test_out_of_time_a_linear_network_has_the_chain_programs_plan() -> None:
     """Named as such, and no more expensive than the greedy plan."""
-    graph = chain(60, [i % 7 + 1 for i in range(120)], [i % 5 + 3 for i in range(120)])
-    problem = Problem(graph, budget_at(graph, 0.4))
+    problem = posed(chain(60, [i % 7 + 1 for i in range(120)], [i % 5 + 3 for i in range(120)]), 0.4)
     rotor = solve(problem, method="rotor", time_limit_s=60)
     for method, options in (("milp", {"memory_bytes": 1000}), ("lp-rounding", {"memory_bytes": 1000})):
         answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60, options=options)

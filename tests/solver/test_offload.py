@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
-from drawn import examples
+from drawn import examples, posed
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
 from remat_solver.offload.method import makespan_bound, repaired_plan
@@ -79,11 +79,10 @@ def test_an_input_that_may_leave_makes_room(method: str) -> None:
 
 @pytest.mark.thorough
 def test_the_bound_is_worth_something() -> None:
-    chain = linked_chain(24, seed=3, gigabytes_per_s=2)
-    problem = Problem(chain, budget_at(chain, 0.4))
+    problem = posed(linked_chain(24, seed=3, gigabytes_per_s=2), 0.4)
     answer = solve(problem, method="pofo", max_gap=0, options={"slots": 50})
     assert answer.restricted_to == ()
-    assert chain.total_cost_ns * 1.005 < answer.bound_ns
+    assert problem.subject.total_cost_ns * 1.005 < answer.bound_ns
 
 
 @pytest.mark.thorough
@@ -111,8 +110,7 @@ def test_sizes_rounded_to_the_nearest_slot_are_repaired() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("fraction", [0.3, 0.5, 0.7])
 def test_worth_more_than_either_alone(fraction: float) -> None:
-    chain = linked_chain(24, seed=3)
-    problem = Problem(chain, budget_at(chain, fraction))
+    problem = posed(linked_chain(24, seed=3), fraction)
     costs = {}
     for method in ("pofo", "rotor", "offload-all", "save-on-cpu"):
         answer = solve(problem, method=method, max_gap=0, options={"slots": 50} if method == "pofo" else None)
@@ -127,8 +125,7 @@ def test_worth_more_than_either_alone(fraction: float) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_more_slots_are_never_worse(seed: int) -> None:
     """Finer slots alone may round to a worse plan: the best of the coarser ones is kept."""
-    chain = linked_chain(6, seed)
-    problem = Problem(chain, budget_at(chain, 0.7))
+    problem = posed(linked_chain(6, seed), 0.7)
     costs = [solve(problem, method="pofo", max_gap=0, options={"slots": slots}).cost_ns for slots in (50, 77, 100, 130)]
     fifty, between, hundred, more = (cost for cost in costs if cost is not None)
     assert between <= fifty
@@ -137,8 +134,7 @@ def test_more_slots_are_never_worse(seed: int) -> None:
 
 @pytest.mark.thorough
 def test_finer_slots_find_better_plans() -> None:
-    chain = linked_chain(16, seed=1, gigabytes_per_s=4)
-    problem = Problem(chain, budget_at(chain, 0.4))
+    problem = posed(linked_chain(16, seed=1, gigabytes_per_s=4), 0.4)
     costs = [solve(problem, method="pofo", max_gap=0, options={"slots": slots}).cost_ns for slots in (50, 100)]
     fifty, hundred = (cost for cost in costs if cost is not None)
     assert hundred < fifty
@@ -155,8 +151,7 @@ def test_save_on_cpu_waits_for_everything() -> None:
 
 
 def test_without_a_link() -> None:
-    chain = replace(linked_chain(12, seed=2), link_bytes_per_s=None)
-    problem = Problem(chain, budget_at(chain, 0.5))
+    problem = posed(replace(linked_chain(12, seed=2), link_bytes_per_s=None), 0.5)
     assert solve(problem, method="pofo").cost_ns == solve(problem, method="rotor").cost_ns
     answer = solve(problem, method="offload-all")
     assert answer.status is Status.NOTHING_FOUND
@@ -194,8 +189,7 @@ def test_an_input_that_may_leave_counts_for_the_hosts_limit() -> None:
 
 @pytest.mark.thorough
 def test_auto_takes_the_link_into_account() -> None:
-    chain = linked_chain(16, seed=6)
-    problem = Problem(chain, budget_at(chain, 0.4))
+    problem = posed(linked_chain(16, seed=6), 0.4)
     moved = solve(problem, method="pofo", options={"slots": 50})
     assert moved.cost_ns is not None
     seen: list[tuple[int | None, str]] = []

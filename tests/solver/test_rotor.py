@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains, counter_example
-from drawn import examples
+from drawn import examples, posed
 from remat_ir import Chain, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
 from remat_solver.chain import rotor as rotor_module
@@ -229,8 +229,7 @@ def test_a_cancelled_rotor_offers_what_it_has(polls: int, monkeypatch: pytest.Mo
 
 def test_a_plan_that_cannot_be_checked_in_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of many steps takes longer to make, check and answer than to find; the time for that is kept."""
-    graph = instance("gpt-4")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("gpt-4"), 0.5)
     assert solve(problem, method="rotor", time_limit_s=60).plan is not None
     monkeypatch.setattr(rotor_module, "_making_s", lambda graph: 60.0)
     answer = solve(problem, method="rotor", time_limit_s=60)
@@ -240,8 +239,7 @@ def test_a_plan_that_cannot_be_checked_in_time_is_not_begun(monkeypatch: pytest.
 
 def test_the_plan_of_least_peak_comes_before_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the table is stopped there is a plan already."""
-    graph, seen = instance("gpt-4"), []
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem, seen = posed(instance("gpt-4"), 0.5), []
 
     def table(*arguments: object, **options: object) -> Persistent:
         seen.append(incumbent.cost_ns)

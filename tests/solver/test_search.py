@@ -9,7 +9,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import graphs
+from drawn import graphs, posed
 from remat_ir import Graph, Plan, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
 from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
@@ -49,7 +49,7 @@ def test_a_search_finds_most_optima_of_small_graphs_and_never_beats_one() -> Non
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    problem = Problem(instance("unet-4-whole"), budget_at(instance("unet-4-whole"), 0.5))
+    problem = posed(instance("unet-4-whole"), 0.5)
     plans: list[Plan | None] = []
     for seed in (3, 3, 4):
         options = {"iterations": 60_000, "seed": seed}
@@ -59,8 +59,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 
 def test_a_search_improves_the_greedy_plan() -> None:
-    graph = instance("densenet-24")
-    problem = Problem(graph, budget_at(graph, 0.3))
+    problem = posed(instance("densenet-24"), 0.3)
     first = solve(problem, method="greedy")
     better = solve(problem, method="search", options={"iterations": 100_000}, time_limit_s=None)
     assert first.status is better.status is Status.FEASIBLE
@@ -81,8 +80,7 @@ def test_polishing_takes_a_plan_over_the_budget_back_into_it() -> None:
 
 def test_sizes_near_the_largest_integer_do_not_overflow() -> None:
     inputs = [[]] + [[i - 1] for i in range(1, 20)] + [[19]] + [[19 + k, 19 - k] for k in range(1, 20)]
-    graph = graph_of([10] * 40, [2**53 // 41] * 40, inputs, backward_from=20)
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(graph_of([10] * 40, [2**53 // 41] * 40, inputs, backward_from=20), 0.5)
     answer = solve(problem, method="search", options={"iterations": 20_000}, time_limit_s=None)
     assert verify(problem, answer.plan).peak_bytes <= problem.budget_bytes
 

@@ -10,7 +10,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from drawn import examples
+from drawn import examples, posed
 from remat_ir import (
     Answer,
     Graph,
@@ -18,7 +18,6 @@ from remat_ir import (
     Problem,
     Progress,
     Status,
-    budget_at,
     plain_peak,
     verify_answer,
 )
@@ -123,8 +122,7 @@ def test_charged_recomputations_exclude_no_plan(engine: Engine, data: st.DataObj
 
 
 def test_the_spans_are_why(engine: Engine) -> None:
-    graph = Graph.from_json((GRAPHS / "made-resnet50.json").read_text())
-    view = view_of(Problem(graph, budget_at(graph, 0.2)))
+    view = view_of(posed(Graph.from_json((GRAPHS / "made-resnet50.json").read_text()), 0.2))
     last, bounds = view.ops - 1, {}
     for nested in (False, True):
         rows = Rows({view.tight_from - 1, last})
@@ -142,8 +140,7 @@ def test_the_spans_are_why(engine: Engine) -> None:
 
 
 def test_linear_programs_look_ahead_where_no_memory_is_broken(engine: Engine) -> None:
-    graph = instance("unet-2-whole")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = posed(instance("unet-2-whole"), 0.5)
     bounds = {}
     for certify in (False, True):
         incumbent = Incumbent(problem, Deadline(60), 0.0, certify=certify)
@@ -160,7 +157,7 @@ def test_linear_programs_look_ahead_where_no_memory_is_broken(engine: Engine) ->
             before = set(rows.cuts), list(rows.spans)
             assert rows.with_cut(max(rows.cuts) - 1) != rows
             assert (rows.cuts, rows.spans) == before
-    assert bounds[True] > bounds[False] > graph.total_cost_ns
+    assert bounds[True] > bounds[False] > problem.graph.total_cost_ns
 
 
 def known(name: str, fraction: float, percent: float, *, slow: bool = False) -> object:
@@ -183,8 +180,7 @@ def known(name: str, fraction: float, percent: float, *, slow: bool = False) -> 
     ],
 )
 def test_known_optima(engine: Engine, name: str, fraction: float, percent: float) -> None:
-    graph = Graph.from_json((GRAPHS / f"{name}.json").read_text())
-    problem = Problem(graph, budget_at(graph, fraction))
+    problem = posed(Graph.from_json((GRAPHS / f"{name}.json").read_text()), fraction)
     # what HiGHS says is within its tolerance, so to the last ns it proves none of these
     incumbent = Incumbent(problem, Deadline(240), 1e-6)
     Proof(incumbent, polish=polished(incumbent)).run(engine)
@@ -222,8 +218,7 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
 @pytest.mark.parametrize(("name", "fraction"), [("random-70", 0.5), ("random-90", 0.5), ("dag-60", 0.6)])
 def test_what_the_time_ends_says_so(name: str, fraction: float, certify: bool) -> None:
     """Engines end before the time is up, for their last word; an answer without a limit would count as final."""
-    graph = instance(name)
-    problem = Problem(graph, budget_at(graph, fraction))
+    problem = posed(instance(name), fraction)
     answer = solve(problem, method="staged", time_limit_s=2, max_gap=0, certify=certify)
     assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
     assert (answer.limit, answer.ran_to_its_end) == ("time", False)

@@ -10,8 +10,8 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples
-from remat_ir import Graph, InvalidData, Problem, budget_at, plain_peak, problem_digest
+from drawn import examples, posed
+from remat_ir import Graph, InvalidData, Problem, plain_peak, problem_digest
 from remat_ir.proof import InvalidProof, StageProof, WindowProof, carried, prove, read_proof
 from remat_ir.proof.windows import Windows
 from remat_ir.working_set import working_set
@@ -282,5 +282,4 @@ def test_windows_are_for_deep_networks_near_the_least_budget() -> None:
         raise AssertionError("there is nothing to prove here")
 
     for name, fraction in (("gpt-36", 0.5), ("dag-100", 0.75), ("vgg-8", 0.5)):
-        graph = instance(name)
-        prove_by_windows(Incumbent(Problem(graph, budget_at(graph, fraction)), Deadline(60), certify=True), prover)
+        prove_by_windows(Incumbent(posed(instance(name), fraction), Deadline(60), certify=True), prover)
