@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -28,12 +28,6 @@ from solver.stops import After
 from tiers import first
 
 QUICK = settings(max_examples=examples(40), deadline=None, derandomize=True)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine("highs") as held:
-        yield held
 
 
 def agrees(engine: Engine, problem: Problem, formulation: Formulation, space: str, sweeps: int = 1) -> bool:
@@ -110,9 +104,7 @@ def test_problems_drawn_here_are_not_all_trivial(engine: Engine) -> None:
 @pytest.mark.parametrize("make", [checkmate, tight])
 @pytest.mark.parametrize("fraction", first(1, [0.75, 0.6, 0.9]))
 def test_five_unit_layers(engine: Engine, make: Callable[..., Formulation], fraction: float) -> None:
-    layers = 4
-    inputs = layered(layers)
-    graph = graph_of([1] * 8, [1] * 8, inputs)
+    graph = graph_of([1] * 8, [1] * 8, layered(4))
     problem = Problem(graph, int(fraction * plain_peak(graph)))
     agrees(engine, problem, make(view_of(problem)), ONE_PER_STAGE)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs
+from drawn import examples, graphs, posed
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
 from remat_ir.greedy import greedy_plan, greedy_plans, least_memory, peak_of
 from remat_ir.working_set import working_set
@@ -41,10 +41,7 @@ def test_a_budget_that_holds_everything_gets_the_plain_plan() -> None:
 
 def test_a_chain_is_trained_in_half_its_memory() -> None:
     """Forward 0 … 19, backward 20 … 39: op 20+k reads the activation 19−k and the gradient before it."""
-    inputs = [[]] + [[i - 1] for i in range(1, 20)] + [[19]] + [[19 + k, 19 - k] for k in range(1, 20)]
-    graph = graph_of([10] * 40, [100] * 40, inputs, backward_from=20)
-    problem = Problem(graph, budget_at(graph, 0.5))
-    answer = solve(problem, method="greedy")
+    answer = solve(posed(_chain(20), 0.5), method="greedy")
     assert answer.status is Status.FEASIBLE
     assert answer.overhead < 0.3  # one further forward pass would be 0.5
 

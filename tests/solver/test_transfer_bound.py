@@ -100,8 +100,7 @@ def _too_much_memory(view: ArrayView, *rest: Any) -> None:
 def little_linked(seed: int) -> Problem:
     """Two layers with its backward pass, and a link."""
     draw = random.Random(seed)
-    layers = 2
-    inputs = layered(layers)
+    inputs = layered(2)
     costs = [draw.randint(1, 4) for _ in inputs]
     graph = graph_of(costs, [draw.randint(1, 4) for _ in inputs], inputs).with_link(Link(10**9, 10**9))
     return Problem(graph, working_set(graph).least_bytes + draw.randint(0, 1))

@@ -42,6 +42,8 @@ from solver.transfer_brute import least_makespan
 
 SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
 ROOMY = 2**50
+TWELVE = graph_of([100] * 24, [100] * 24, layered(12), backward_from=12)
+"""Twelve layers and their backward pass."""
 STARTS = ("rotor", "pofo", "offload-only", "offload-all", "save-on-cpu", "layer-fractions")
 LINKS = st.builds(
     Link,
@@ -147,10 +149,8 @@ def test_a_copy_is_hidden_where_there_is_time() -> None:
 @pytest.mark.thorough
 def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
     """Twelve layers, the later ones ten times as slow: a host for four values takes those that take long to make."""
-    layers = 12
-    inputs = layered(layers)
-    times = [100 if i % 3 else 1000 for i in range(layers)]
-    graph = graph_of([*times, *[100] * layers], [100] * 24, inputs, backward_from=layers)
+    times = [100 if i % 3 else 1000 for i in range(12)]
+    graph = graph_of([*times, *[100] * 12], [100] * 24, layered(12), backward_from=12)
     alone = solve(Problem(graph, 800), time_limit_s=60, max_gap=0.0)
     assert alone.status is Status.OPTIMAL
     assert searched(Problem(graph.with_link(Link(10**9, 10**9)), 800)).cost_ns == graph.total_cost_ns
@@ -164,9 +164,7 @@ def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
 @pytest.mark.thorough
 def test_a_plan_without_transfers_is_polished_to_one_that_moves() -> None:
     """Every layer computed twice: with a link there is time for, nothing is made again, and nothing is random."""
-    layers = 12
-    inputs = layered(layers)
-    graph = graph_of([100] * 24, [100] * 24, inputs, backward_from=layers).with_link(Link(10**10, 10**10))
+    graph = TWELVE.with_link(Link(10**10, 10**10))
     again = least_memory(graph)
     assert len(again.computes) > graph.ops
     plans = []
@@ -241,16 +239,13 @@ def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
 @pytest.mark.parametrize("method", ["offload-only", "offload-all", "save-on-cpu", "layer-fractions"])
 def test_what_others_do_is_a_plan_or_says_why_not(method: str) -> None:
     """A network of twelve layers over a fast link: all of them fit two thirds of the memory."""
-    layers = 12
-    inputs = layered(layers)
-    graph = graph_of([100] * 24, [100] * 24, inputs, backward_from=layers).with_link(Link(10**10, 10**10))
-    answer = solve(Problem(graph, 900), method=method)
+    answer = solve(Problem(TWELVE.with_link(Link(10**10, 10**10)), 900), method=method)
     assert answer.plan is not None, answer.message
     assert answer.bound_ns == 2400
     if method.startswith("offload"):
         assert answer.cost_ns == 2400
-    assert solve(Problem(graph.with_link(None), 900), method=method).plan is None
-    tight = solve(Problem(graph, 300), method=method)
+    assert solve(Problem(TWELVE, 900), method=method).plan is None
+    tight = solve(Problem(TWELVE.with_link(Link(10**10, 10**10)), 300), method=method)
     assert tight.plan is not None or tight.message
 
 
