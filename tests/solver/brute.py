@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
-from remat_ir import Compute, Free, Graph, Plan, Problem, verify
+from remat_ir import Answer, Compute, Free, Graph, Plan, Problem, Status, verify
 from solver.shortest import shortest
 
 ONE_PER_STAGE = "one-per-stage"
@@ -66,6 +66,20 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
     if space not in (ANY_ORDER, ANY_IN_STAGES):
         assert verify(problem, plan).cost_ns == cost
     return Optimum(cost, plan, tuple(dict.fromkeys(plan.computes)))
+
+
+def agrees(problem: Problem, answer: Answer, least: int | None) -> None:
+    """Check an answer, in what it says of all plans, against the least cost of any; None where there is none."""
+    if answer.plan is not None:
+        verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    if answer.cost_ns is not None:
+        assert answer.cost_ns >= least
+    if answer.bound_ns is not None and not answer.restricted_to:
+        assert least is None or answer.bound_ns <= least
+    if answer.status is Status.OPTIMAL and not answer.restricted_to:
+        assert answer.cost_ns == least
+    if answer.status is Status.INFEASIBLE:
+        assert least is None
 
 
 def _beginning(space: str) -> Any:
