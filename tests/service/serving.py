@@ -10,11 +10,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import pytest
@@ -92,7 +94,7 @@ class Service:
         return reply.status_code, reply.json()
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+        """The sum of a metric's samples, or the sample with the labels that are named behind it."""
         text = self.http.get("/metrics").text
         rows = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
@@ -119,6 +121,22 @@ def of_program(folder: Path | None) -> dict[str, str]:
     return (
         {} if folder is None else {"PYTHONPATH": os.pathsep.join(str(folder / part) for part in ("service", "solver"))}
     )
+
+
+class Listener:
+    """A server of a test's own on a free port; a context manager that ends it."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class Worker:

@@ -8,10 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from remat_service.telemetry import Metrics
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
 from service.database import process
-from service.serving import Service, at_peak, eventually, open_problem, serving, training_graph
+from service.serving import Listener, Service, at_peak, eventually, open_problem, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 
@@ -81,7 +78,7 @@ def test_streams_of_one_tenant_are_limited(tmp_path: Path) -> None:
         eventually(opens)
 
 
-class Collector:
+class Collector(Listener):
     """A collector of OpenTelemetry's protocol over HTTP, on a free port."""
 
     def __init__(self) -> None:
@@ -103,8 +100,7 @@ class Collector:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        super().__init__(Handler)
 
     def take(self, path: str, body: bytes) -> None:
         """One export."""
@@ -118,28 +114,12 @@ class Collector:
                 for under in measured.scope_metrics:
                     self.metrics |= {metric.name: metric for metric in under.metrics}
 
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
-
-
-@contextmanager
-def collecting() -> Iterator[Collector]:
-    """A collector up to the end of the block."""
-    collector = Collector()
-    try:
-        yield collector
-    finally:
-        collector.server.shutdown()
-        collector.server.server_close()
-
 
 @pytest.mark.thorough
 def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The solve's span is below the POST's, the client's `traceparent` above it; the metrics arrive as they are."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    with collecting() as collector:
+    with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         with serving(tmp_path, workers=1) as own:

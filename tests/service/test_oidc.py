@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from remat_ir import Problem, plain_peak
 from remat_service.errors import Unauthorized, Unavailable
 from remat_service.settings import Settings
 from remat_service.web import authentication
-from service.serving import Service, serving, training_graph
+from service.serving import Listener, Service, at_peak, serving, training_graph
 from service.test_tenants import Tenant, cli
 
 HERE = Path(__file__).parent
 
 
-class Issuer:
+class Issuer(Listener):
     """A provider that publishes its keys as the standard says."""
 
     def __init__(self) -> None:
@@ -58,13 +57,7 @@ class Issuer:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        """The issuer."""
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        super().__init__(Handler)
 
     def public(self, kid: str) -> dict[str, Any]:
         """A public key, as it is published."""
@@ -78,21 +71,10 @@ class Issuer:
         return jwt.encode(claims, key or self.keys[kid], algorithm=algorithm, headers={"kid": kid})
 
 
-@contextmanager
-def issuing() -> Iterator[Issuer]:
-    """A provider up to the end of the block."""
-    issuer = Issuer()
-    try:
-        yield issuer
-    finally:
-        issuer.server.shutdown()
-        issuer.server.server_close()
-
-
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:
     """One provider."""
-    with issuing() as found:
+    with Issuer() as found:
         yield found
 
 
@@ -114,7 +96,7 @@ def status(service: Service, token: str, **headers: str) -> int:
 def test_a_token_speaks_for_the_tenant_of_its_group(own: Service, issuer: Issuer) -> None:
     """It and an API key of the same tenant see the same requests; one of another group does not."""
     token, key = Tenant(own, issuer.token()), Tenant(own, cli(own, "keys", "create", "vision", "--new-tenant"))
-    posted = token.post(Problem(training_graph(5), plain_peak(training_graph(5)))).json()
+    posted = token.post(at_peak(training_graph(5))).json()
     assert key.http.get(f"/v1/solves/{posted['id']}").status_code == 200
     other = Tenant(own, issuer.token(groups=["speech"]))
     assert other.http.get(f"/v1/solves/{posted['id']}").status_code == 404
@@ -194,7 +176,7 @@ def test_unknown_keys_are_not_asked_for_again_and_again(own: Service, issuer: Is
 @pytest.mark.thorough
 def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
     """503 for tokens; API keys work on."""
-    with serving(tmp_path, workers=1, require_keys="true", oidc_issuer="http://127.0.0.1:9") as own, issuing() as other:
+    with serving(tmp_path, workers=1, require_keys="true", oidc_issuer="http://127.0.0.1:9") as own, Issuer() as other:
         assert status(own, other.token()) == 503
         assert status(own, cli(own, "keys", "create", "anna", "--new-tenant")) == 200
 
@@ -203,7 +185,7 @@ def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
 async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the provider is asked for an unknown key, tokens signed by known ones are verified."""
     monkeypatch.setattr(authentication, "_AGAIN_S", 0.0)
-    with issuing() as issuer:
+    with Issuer() as issuer:
         verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         assert (await verifier.verify(issuer.token())) == ("vision",)
         issuer.answers.clear()
@@ -223,7 +205,7 @@ async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPa
     """Six tokens at once are refused after one silence, the seventh at once; known keys outlive one of any length."""
     monkeypatch.setattr(authentication, "_ANSWER_S", 0.5)
     monkeypatch.setattr(authentication, "_FAILED_FOR_S", 3600.0)
-    with issuing() as issuer:
+    with Issuer() as issuer:
         issuer.answers.clear()
         verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         refused = await asyncio.gather(*(verifier.verify(issuer.token()) for _ in range(6)), return_exceptions=True)
@@ -246,7 +228,7 @@ async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.thorough
 async def test_a_key_that_was_withdrawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of long ago are fetched before one of them is used again."""
-    with issuing() as issuer:
+    with Issuer() as issuer:
         verifier = authentication.Tokens(Settings(oidc_issuer=issuer.url))
         issuer.keys["two"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         token = issuer.token("two")

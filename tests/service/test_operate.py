@@ -117,14 +117,9 @@ def test_what_answers_save_is_counted(locked: Service, chief: Tenant) -> None:
     assert [each["cache"] for each in answers] == ["miss", "hit", "hit"]
     saved = plain_peak(graph) - answers[0]["peak_bytes"]
     assert saved > 0
-
-    def counted(name: str) -> float:
-        text = locked.http.get("/metrics").text
-        (row,) = [line for line in text.splitlines() if line.startswith(f'{name}{{tenant="saving"}}')]
-        return float(row.rsplit(" ", 1)[1])
-
-    eventually(lambda: counted("remat_saved_memory_bytes_total") == 3 * saved)
-    assert counted("remat_saved_solver_seconds_total") == pytest.approx(answers[1]["seconds"] + answers[2]["seconds"])
+    eventually(lambda: locked.metric('remat_saved_memory_bytes_total{tenant="saving"}') == 3 * saved)
+    seconds = locked.metric('remat_saved_solver_seconds_total{tenant="saving"}')
+    assert seconds == pytest.approx(answers[1]["seconds"] + answers[2]["seconds"])
     eventually(lambda: of_last_hour() - before == 3 * saved)  # rows of hits are written a moment later
 
 

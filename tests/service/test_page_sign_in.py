@@ -10,7 +10,7 @@ import pytest
 
 from service.browsing import LOOKS, Visit, cli, signed_in
 from service.serving import Service, at_peak, serving, training_graph
-from service.test_oidc import issuing
+from service.test_oidc import Issuer
 from service.test_tenants import Tenant
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -100,7 +100,7 @@ def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> N
 @pytest.mark.thorough
 def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> None:
     """Where OIDC is set the form names the provider; a token of several tenants has to say which."""
-    with issuing() as issuer, serving(tmp_path, workers=1, require_keys="true", oidc_issuer=issuer.url) as running:
+    with Issuer() as issuer, serving(tmp_path, workers=1, require_keys="true", oidc_issuer=issuer.url) as running:
         for name in ("vision", "speech"):
             cli(running, "tenants", "add", name, "--identity-group", name)
         here = Visit(browser, running.url)

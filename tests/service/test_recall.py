@@ -26,8 +26,7 @@ own = served(workers=1)
 
 
 def _recalls(service: Service) -> float:
-    rows = service.http.get("/metrics").text.splitlines()
-    return sum(float(row.rsplit(" ", 1)[1]) for row in rows if row.startswith('remat_recalls_total{by="body"}'))
+    return service.metric('remat_recalls_total{by="body"}')
 
 
 def _post(service: Service, graph: Graph, **more: Any) -> dict[str, Any]:
