@@ -35,6 +35,7 @@ class Service:
         self, folder: Path, database_url: str | None = None, program: Path | None = None, **settings: Any
     ) -> None:
         self.folder, self.program = folder, program
+        folder.mkdir(exist_ok=True)
         self.database_url = database_url or f"sqlite:///{folder}/service.sqlite"
         self.settings = settings
         self.process: subprocess.Popen[str]
@@ -147,6 +148,7 @@ class Worker:
     ) -> None:
         environment = {**os.environ, "REMAT_DATABASE_URL": url} | of_program(program)
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
+        folder.mkdir(exist_ok=True)
         self._log = (folder / "worker.log").open("a")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1", *arguments],

@@ -77,7 +77,6 @@ class Workers:
     def start(self, *arguments: str, **settings: object) -> Worker:
         """One worker more."""
         folder = self._folder / f"worker-{len(self._all)}"
-        folder.mkdir()
         self._all.append(Worker(folder, self._url, *arguments, **SHORT | settings))
         return self._all[-1]
 
@@ -331,13 +330,10 @@ def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Work
 @pytest.mark.thorough
 def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Workers) -> None:
     """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
     problem = at_peak(training_graph(6))
     with (
-        serving(first, database_url=url, dispatcher="cluster") as one,
-        serving(second, database_url=url, dispatcher="cluster") as two,
+        serving(tmp_path / "first", database_url=url, dispatcher="cluster") as one,
+        serving(tmp_path / "second", database_url=url, dispatcher="cluster") as two,
     ):
         workers.start()
         _, data = one.post(problem)
@@ -376,8 +372,6 @@ def test_lines_of_a_workers_log_say_whose_they_are(tmp_path: Path, url: str, wor
 @pytest.mark.slow
 def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
     """The database away for some rounds of every loop: neither server nor worker logs a traceback, or a line twice."""
-    for folder in (tmp_path / "server", tmp_path / "worker"):
-        folder.mkdir()
     with PrivatePostgres() as private, fresh_database(private.url) as url:
         with serving(tmp_path / "server", database_url=url, dispatcher="cluster", **SHORT) as server:
             worker = Worker(tmp_path / "worker", url, **SHORT)

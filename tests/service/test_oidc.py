@@ -259,9 +259,7 @@ def test_with_a_provider_that_others_wrote(tmp_path: Path) -> None:
         url = provider.stdout.readline().strip()
         asked = httpx2.post(f"{url}/token", data={"grant_type": "client_credentials"}, auth=("trainer", "secret"))
         token = asked.json()["access_token"]
-        folder = tmp_path / "service"
-        folder.mkdir()
-        with serving(folder, workers=1, require_keys="true", oidc_issuer=url) as own:
+        with serving(tmp_path / "service", workers=1, require_keys="true", oidc_issuer=url) as own:
             assert status(own, token) == 403  # no tenant yet
             cli(own, "tenants", "add", "vision", "--identity-group", "vision")
             time.sleep(2.2)

@@ -140,8 +140,6 @@ def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
     """
     old, new = make_key(), make_key()
     folders = [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
     with ExitStack() as stack:
         url = stack.enter_context(postgres())
         given = {"database_url": url, "require_keys": "false"}

@@ -32,9 +32,7 @@ def test_a_generated_client_compiles_and_works(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     compiled = run("npx", "tsc", "-p", ".")
     assert compiled.returncode == 0, compiled.stdout
-    folder = tmp_path / "service"
-    folder.mkdir()
-    with serving(folder, workers=1, require_keys="true") as own:
+    with serving(tmp_path / "service", workers=1, require_keys="true") as own:
         said = run("node", "out/client.js", own.url, cli(own, "keys", "create", "page", "--new-tenant"))
     assert said.returncode == 0, said.stderr
     found = {line["what"]: line["value"] for line in map(json.loads, said.stdout.splitlines())}

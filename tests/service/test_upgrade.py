@@ -39,18 +39,13 @@ class Fleet:
 
     def server(self, name: str, program: Path | None = None) -> Service:
         """A server."""
-        self.started.append(Service(self._made(name), self._url, program, dispatcher="cluster", **SHORT))
+        self.started.append(Service(self._folder / name, self._url, program, dispatcher="cluster", **SHORT))
         return self.started[-1]  # type: ignore[return-value]
 
     def worker(self, name: str, program: Path | None = None) -> Worker:
         """A worker with one slot."""
-        self.started.append(Worker(self._made(name), self._url, program=program, dispatcher="cluster", **SHORT))
+        self.started.append(Worker(self._folder / name, self._url, program=program, dispatcher="cluster", **SHORT))
         return self.started[-1]  # type: ignore[return-value]
-
-    def _made(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        return folder
 
     def end(self) -> None:
         """End all that still run."""
