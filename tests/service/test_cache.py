@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples
-from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
+from remat_ir import Graph, Link, Problem, budget_at, plain_peak
 from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack, written
 from remat_solver import solver_version
-from service.serving import Service, at_peak, checked, command, eventually, serving, training_graph
+from service.serving import Service, checked, command, eventually, serving, training_graph
 
 
 def _post(service: Service, graph: Graph, budget: int, **more: object) -> dict[str, object]:
@@ -215,24 +215,6 @@ def _flip(own: Service, table: str, column: str, key: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_flipped_bit_is_a_miss(own: Service) -> None:
-    """Each column of a stored plan damaged in turn: never a wrong plan, always a fresh solve."""
-    problem = at_peak(training_graph(6, cost=50))
-    first = _post(own, problem.graph, problem.budget_bytes)
-    for damage in (
-        "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
-        "UPDATE plans SET cost_ns = cost_ns - 1",
-        "UPDATE plans SET peak_bytes = peak_bytes - 1",
-        "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
-    ):
-        assert own.edit(damage) == 1
-        again = _post(own, problem.graph, problem.budget_bytes)
-        assert again["cache"] == "miss", damage
-        checked(problem, again)
-        assert own.get(str(first["id"]), 0)[0] in (200, 410)
-
-
-@pytest.mark.thorough
 def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     """A graph whose bytes no longer lead to its key is not solved, nor served."""
     graph = training_graph(7, cost=51)
@@ -300,13 +282,3 @@ def test_eviction_by_bytes_keeps_what_is_pinned(tmp_path: Path) -> None:
         assert own.get(str(evicted["id"]), 0)[0] == 410
         assert _post(own, kept, plain_peak(kept))["cache"] == "hit"
         assert own.metric("remat_store_evicted_total") >= 1
-
-
-def test_answers_are_what_the_judge_says(service: Service) -> None:
-    """A plan served across budgets claims exactly the cost and peak that a replay finds."""
-    graph = training_graph(17, cost=1049)
-    data = _post(service, graph, plain_peak(graph) + 77)
-    plan = Plan.from_json(data["plan"])
-    verdict = verify(Problem(graph, plain_peak(graph)), plan)
-    assert (verdict.cost_ns, verdict.peak_bytes) == (data["cost_ns"], data["peak_bytes"])
-    assert plan_of(graph, plan.computes).computes == plan.computes

@@ -87,6 +87,7 @@ def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
         "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
         "UPDATE plans SET cost_ns = cost_ns - 1",
         "UPDATE plans SET peak_bytes = peak_bytes - 1",
+        "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
         "DELETE FROM plans",
     ):
         given = _warm(own, graph)

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs, posed, problems
-from remat_ir import (
-    Graph,
-    Problem,
-    Status,
-    graph_of,
-    verify,
-)
+from remat_ir import Graph, Problem, Status, graph_of, verify
 from remat_ir.greedy import greedy_plan
 from remat_ir.restrictions import (
     FORWARD_OPS,

@@ -11,16 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, posed
-from remat_ir import (
-    Answer,
-    Graph,
-    InvalidData,
-    Problem,
-    Progress,
-    Status,
-    plain_peak,
-    verify_answer,
-)
+from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, plain_peak, verify_answer
 from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 from remat_solver import solve
