@@ -72,13 +72,11 @@ class Visit:
         """Whether nothing is wider than the screen."""
         return bool(self.tab.evaluate("() => document.documentElement.scrollWidth") <= self.width)
 
-    def unreadable(self) -> list[str]:
-        """Texts whose contrast with what is behind them is below 4.5 to 1, as WCAG 2 measures it."""
-        return list(self.tab.evaluate(_UNREADABLE))
-
-    def nameless(self) -> list[str]:
-        """Controls that a screen reader could not name."""
-        return list(self.tab.evaluate(_NAMELESS))
+    def check(self, where: str = "") -> None:
+        """Check that nothing is wider than the screen, that texts have contrast, and that controls have names."""
+        assert self.fits(), where
+        assert self.tab.evaluate(_UNREADABLE) == [], where
+        assert self.tab.evaluate(_NAMELESS) == [], where
 
     def leave(self, but: str | None = None) -> None:
         """Close the tab, which must not have complained `but` of this, and have asked nobody but its service."""
@@ -88,11 +86,13 @@ class Visit:
         assert self.hosts <= {self.base.removeprefix("http://")}
 
 
+# controls that a screen reader could not name
 _NAMELESS = """() => [...document.querySelectorAll('a,button,input,select,summary,[tabindex="0"]')]
   .filter(e => e.offsetParent && !e.textContent.trim() && !e.getAttribute('aria-label'))
   .filter(e => !(e.labels && e.labels.length))
   .map(e => e.outerHTML)"""
 
+# texts whose contrast with what is behind them is below 4.5 to 1, as WCAG 2 measures it
 _UNREADABLE = """() => {
   const rgba = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
   const light = ([r, g, b]) => [r, g, b].map(x => x / 255).map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx2
 import pytest
@@ -209,10 +209,10 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
         service.stop()
 
 
-def served(**settings: Any) -> Any:
-    """A fixture: a service for the tests of one module."""
+def served(scope: Literal["module", "function"] = "module", **settings: Any) -> Any:
+    """A fixture: a service for the tests of one module, or for one test."""
 
-    @pytest.fixture(scope="module")
+    @pytest.fixture(scope=scope)
     def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         with serving(tmp_path_factory.mktemp("served"), **settings) as found:
             yield found

@@ -18,7 +18,7 @@ from remat_service.storage.cache import carried_bound
 from remat_service.storage.seals import Effort, Seals
 from remat_service.storage.verifier import pack, written
 from remat_solver import solver_version
-from service.serving import Service, checked, command, eventually, serving, training_graph
+from service.serving import Service, checked, command, eventually, served, serving, training_graph
 
 
 def _post(service: Service, graph: Graph, budget: int, **more: object) -> dict[str, object]:
@@ -199,11 +199,8 @@ def test_explain_says_what_differs(service: Service) -> None:
     assert "value_bytes differs first at 4" in reasons(larger, 10**6)[1]
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Service:
-    """A service of the test's own, whose database it may damage."""
-    with serving(tmp_path, workers=1, housekeeping_s=0.2) as running:
-        yield running
+own = served("function", workers=1, housekeeping_s=0.2)
+"""A service of the test's own, whose database it may damage."""
 
 
 def _flip(own: Service, table: str, column: str, key: str) -> None:

@@ -31,9 +31,9 @@ FILES = sorted(path for path in DOCKER.rglob("*") if path.is_file())
 LINT = YamlLintConfig("{extends: relaxed, rules: {line-length: {max: 130}}}")
 
 
-def _manifests() -> list[Any]:
+def _manifests(kind: str) -> list[Any]:
     files = sorted((DOCKER / "kubernetes").glob("*.yaml"))
-    return [document for path in files for document in yaml.safe_load_all(path.read_text())]
+    return [each for path in files for each in yaml.safe_load_all(path.read_text()) if each["kind"] == kind]
 
 
 def test_yaml_is_clean() -> None:
@@ -57,9 +57,8 @@ def test_commands_exist() -> None:
     commands: dict[str, Any] = typer.main.get_command(app).commands
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     named = [compose["services"]["worker"]["command"]]
-    for document in _manifests():
-        if document["kind"] == "Deployment":
-            named += [c["args"] for c in document["spec"]["template"]["spec"]["containers"]]
+    for document in _manifests("Deployment"):
+        named += [c["args"] for c in document["spec"]["template"]["spec"]["containers"]]
     assert len(named) == 3
     for command, *arguments in named:
         options = {name for parameter in commands[command].params for name in parameter.opts}
@@ -69,9 +68,8 @@ def test_commands_exist() -> None:
 def test_nothing_runs_as_root() -> None:
     """The image, the compose services and the pods."""
     assert re.search(r"^USER 10001$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    for document in _manifests():
-        if document["kind"] == "Deployment":
-            assert document["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+    for document in _manifests("Deployment"):
+        assert document["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
 
 
 def test_what_the_image_copies_is_there() -> None:
@@ -135,8 +133,7 @@ def test_the_base_starts_as_documented(tmp_path: Path) -> None:
     making = re.findall(r"kubectl exec deploy/remat-server -- remat-service (.*)", documented)[0].split()
     containers = {
         document["metadata"]["name"]: document["spec"]["template"]["spec"]["containers"][0]
-        for document in _manifests()
-        if document["kind"] == "Deployment"
+        for document in _manifests("Deployment")
     }
     here = {
         "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path),
@@ -198,10 +195,7 @@ def test_the_manifests_are_what_kubernetes_takes() -> None:
 
 def test_pods_are_probed_confined_and_spared() -> None:
     """Probes on every container, seccomp, a policy for traffic and for disruptions that matches each deployment."""
-    of_kind: dict[str, list[Any]] = {}
-    for document in _manifests():
-        of_kind.setdefault(document["kind"], []).append(document)
-    for deployment in of_kind["Deployment"]:
+    for deployment in _manifests("Deployment"):
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         pod = deployment["spec"]["template"]["spec"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -209,9 +203,9 @@ def test_pods_are_probed_confined_and_spared() -> None:
             assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             ports = {port["containerPort"] for port in container["ports"]}
-        policies = [p for p in of_kind["NetworkPolicy"] if p["spec"]["podSelector"]["matchLabels"] == labels]
+        policies = [p for p in _manifests("NetworkPolicy") if p["spec"]["podSelector"]["matchLabels"] == labels]
         assert [{q["port"] for rule in p["spec"]["ingress"] for q in rule["ports"]} for p in policies] == [ports]
-        spared = [p for p in of_kind["PodDisruptionBudget"] if p["spec"]["selector"]["matchLabels"] == labels]
+        spared = [p for p in _manifests("PodDisruptionBudget") if p["spec"]["selector"]["matchLabels"] == labels]
         assert len(spared) == 1
 
 

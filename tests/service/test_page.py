@@ -64,9 +64,7 @@ def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
     for where, (wait_for, title) in pages.items():
         visit.go(where, wait_for)
         visit.tab.wait_for_function("t => document.title.endsWith(t)", arg=title)
-        assert visit.fits(), where
-        assert visit.unreadable() == [], where
-        assert visit.nameless() == [], where
+        visit.check(where)
         expect(visit.tab.locator("nav a", has_text="Help")).to_be_visible()
     visit.tab.get_by_text("To the list of solves").click()
     expect(visit.tab.locator(".solves tbody tr").first).to_be_visible()

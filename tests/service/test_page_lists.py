@@ -233,8 +233,6 @@ def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: 
     expect(tab.locator("tbody tr")).to_have_count(len(search["batches"]))
     expect(tab.locator("tbody")).not_to_contain_text("cancelled")
     assert tab.locator("tbody tr td:first-child").all_inner_texts() == [str(batch) for batch in search["batches"]]
-    assert visit.fits()
-    assert visit.unreadable() == []
-    assert visit.nameless() == []
+    visit.check()
     tab.get_by_text("the plan of the largest").click()
     tab.wait_for_url(f"**/#/solve/{search['best_solve']}")

@@ -53,9 +53,7 @@ def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service
 
     tab.get_by_role("button", name=f"Disable {name}").click()
     expect(tab.get_by_role("button", name=f"Enable {name}")).to_be_visible()
-    assert visit.fits()
-    assert visit.unreadable() == []
-    assert visit.nameless() == []
+    visit.check()
     visit.leave(but="status of 40")  # before signing in
 
 

@@ -47,9 +47,7 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
     here = Visit(browser, keyed.url, *look)
     here.go(f"#/solve/{solve}", "input[type=password]")
     tab = here.tab
-    assert here.unreadable() == []
-    assert here.nameless() == []
-    assert here.fits()
+    here.check()
     assert tab.evaluate("() => document.activeElement.name") == "secret"
     expect(tab.locator(".field:has([name=tenant])")).to_be_hidden()
     assert "null" not in tab.locator("main").inner_text()
