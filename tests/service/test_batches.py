@@ -12,7 +12,7 @@ from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner, largest_batch
-from remat_ir import Graph, Plan, Problem, plain_peak, plain_plan, verify
+from remat_ir import Graph, Problem, plain_peak, plain_plan, verify
 from remat_ir.batch import BatchFamily
 from service.serving import Service, eventually, example, serving, training_graph
 from service.test_tenants import cli
@@ -126,7 +126,6 @@ def test_the_client_replays_the_plan(service: Service) -> None:
         ServicePlanner(service.url), family, SolveOptions(time_limit_s=5), total_s=60, on_step=steps.append
     )
     assert found.proved
-    assert isinstance(found.answer.plan, Plan)
     assert verify(family.at(found.batch), found.answer.plan).cost_ns <= found.most_cost_ns
     assert found.claimed_by is None
     assert family.impossible(found.bound + 1, found.most_cost_ns, found.proof)

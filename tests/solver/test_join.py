@@ -86,7 +86,6 @@ def test_toy() -> None:
     inner = table._sorted(8, [4, 10, 3], [False, False, True])
     assert 7 + table._sorted(7, [4, 3, 3], [False, True, True]) + int(table._chain[7, 6]) == inner
     assert 9 + inner + int(table._chain[9, 8]) == 48
-    assert isinstance(answer.plan, JoinPlan)
     assert sum(step.verb is JoinVerb.TURN for step in answer.plan.steps) == 1
 
 
@@ -111,7 +110,6 @@ def test_plans_in_bytes(lengths: list[int], more: int) -> None:
     slots = least_slots(lengths) + more
     join = Join(tuple(lengths), 2, 3, 5, slots, slot_bytes=10)
     answer = solve(problem_of(join), method="join", max_gap=0)
-    assert isinstance(answer.plan, JoinPlan)
     assert read_plan(json.loads(json.dumps(answer.plan.to_json()))) == answer.plan
     graph, plan = join_in_bytes(join, answer.plan)
     verdict = verify(Problem(graph, 10**6), plan)
@@ -222,7 +220,6 @@ def test_gradients_that_stay_against_all_schedules(drawn: tuple[tuple[int, ...],
         answer = solve(problem_of(join), method=method, max_gap=0)
         assert answer.status is Status.OPTIMAL
         assert answer.cost_ns == join.total_cost_ns + 3 * (best - sum(lengths)) == answer.bound_ns
-    assert isinstance(answer.plan, JoinPlan)
     graph, plan = join_in_bytes(join, answer.plan)
     assert verify(Problem(graph, 10**6), plan).cost_ns == answer.cost_ns
     assert len(graph.keep) == len(keep)

@@ -9,7 +9,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
 from drawn import examples, graphs
-from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify, verify_answer
+from remat_ir import Answer, Graph, Problem, Status, plain_peak, verify, verify_answer
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.bounds import pair_need
@@ -30,7 +30,6 @@ def _brute(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> A
 def test_with_an_exact_prover_both_sides_meet_at_the_least_budget(graph: Graph) -> None:
     answer = least_budget(graph, time_limit_s=60, prover=_brute)
     assert answer.least_budget_bytes == answer.least_budget_bound_bytes == answer.budget_bytes == answer.peak_bytes
-    assert isinstance(answer.plan, Plan)
     verify(Problem(graph, answer.budget_bytes), answer.plan)
     if answer.budget_bytes > 0:
         assert optimum(Problem(graph, answer.budget_bytes - 1)).plan is None

@@ -259,7 +259,6 @@ def test_no_mutant_of_a_certificate_of_the_space_proves_too_much() -> None:
             continue
         problem, answer, least = found
         inside, rng = Problem(confined(problem.graph), problem.budget_bytes), random.Random(seed)
-        assert isinstance(answer.proof, StageProof)
         for _ in range(40):
             changed = mutant(answer.proof, previous or answer.proof, rng)
             try:

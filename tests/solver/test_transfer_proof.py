@@ -37,7 +37,6 @@ def check_point(problem: Problem, moved: Moved, cost_ns: int, rng: random.Random
     """Check all rows at a plan's point, what is certain of it, its limits and its cost."""
     graph = problem.graph
     on = relaxation(problem, cuts_of(problem, rng), ())
-    assert isinstance(on, LinkRelaxation)
     rows = with_roundings(on, every_row(on, random_covers(on, rng)), rng)
     made = written(on, rows)
     point = {column: moved.at(on, column) for one in made for column in one.terms}
