@@ -180,13 +180,8 @@ def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
 def test_sweeps_are_given_up_like_solves(locked: Service) -> None:
     """All that is under way ends with what it has."""
     team = Tenant(locked, cli(locked, "keys", "create", "sweeping", "--new-tenant"))
-    body = {
-        "graph": open_problem(11).graph.to_json(),
-        "points": 3,
-        "method": "staged",
-        "time_limit_s": 90,
-        "max_gap": 0,
-    }
+    graph = open_problem(11).graph
+    body = {"graph": graph.to_json(), "points": 3, "method": "staged", "time_limit_s": 90, "max_gap": 0}
     sweep = team.http.post("/v1/sweeps", json=body).json()
     assert not sweep["ended"]
     assert team.http.post(f"/v1/sweeps/{sweep['id']}/cancel").json()["ended"]
