@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -110,7 +110,7 @@ class World:
         self.loop.set_exception_handler(lambda _, found: self._unheard.append(repr(found.get("exception") or found)))
         self._folder = tempfile.TemporaryDirectory(prefix="remat-simulation-", dir=_memory())
         self.path = f"{self._folder.name}/s.sqlite"
-        shutil.copy(_template(), self.path)
+        shutil.copy(_template()[0], self.path)
         self.settings = Settings(
             database_url=SecretStr(f"sqlite:///{self.path}"), seal_key=SecretStr("a key of forty characters for seals"),
             workers=2, heartbeat_s=0.5, stale_after_s=_STALE_S, most_attempts=50, most_time_limit_s=30.0,
@@ -157,7 +157,7 @@ class World:
     async def limit(self, tenant: str, **limits: int | None) -> None:
         """Quotas of a tenant, from here on; what is there already stays."""
         tenant_id = self.callers[tenant].tenant_id
-        database = Database(f"sqlite:///{self.path}", connect=partial(Line(self.dice, _nothing).connect, self.path))
+        database = Database(f"sqlite:///{self.path}", connect=partial(Line(self.dice, lambda: None).connect, self.path))
         async with database.write() as connection:
             await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(**limits))
         await database.close()
@@ -341,10 +341,6 @@ def _heard(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def _nothing() -> None:
-    pass
-
-
 def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -361,25 +357,21 @@ class _Compiled(dict[Any, Any]):
 
 
 _COMPILED = _Compiled()
-_MADE: dict[str, Any] = {}
 
 
 def callers() -> dict[str, Caller]:
     """Each tenant as a caller, by its name."""
-    _template()
-    return dict(_MADE["callers"])
+    return dict(_template()[1])
 
 
-def _template() -> Path:
-    """A database with its schema and tenants, made once."""
-    if not _MADE:
-        folder = tempfile.TemporaryDirectory(prefix="remat-simulation-", dir=_memory())
-        path = Path(folder.name) / "template.sqlite"
-        _MADE.update(folder=folder, path=path, callers=asyncio.run(_make(path)))
-        problems()
-    path = _MADE["path"]
-    assert isinstance(path, Path)
-    return path
+@cache
+def _template() -> tuple[Path, dict[str, Caller], tempfile.TemporaryDirectory[str]]:
+    """A database with its schema and tenants, made once, and the folder that it is in."""
+    folder = tempfile.TemporaryDirectory(prefix="remat-simulation-", dir=_memory())
+    path = Path(folder.name) / "template.sqlite"
+    made = asyncio.run(_make(path))
+    problems()
+    return path, made, folder
 
 
 async def _make(path: Path) -> dict[str, Caller]:
