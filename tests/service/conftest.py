@@ -14,7 +14,7 @@ import pytest
 from remat_ir import Graph, Problem, budget_at
 from service.browsing import GRAPH, Stored, Visit
 from service.database import postgres, stop_server
-from service.serving import Service, serving, training_graph
+from service.serving import Machines, Service, serving, training_graph
 
 collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
 """Its plans are made by the client, of a captured step."""
@@ -35,6 +35,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     with postgres() as found:
         yield found
+
+
+@pytest.fixture
+def machines(tmp_path: Path, url: str) -> Iterator[Machines]:
+    """Servers and workers over a database; none is started yet."""
+    found = Machines(tmp_path, url)
+    yield found
+    found.end()
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,34 @@ class Worker:
         return code
 
 
+class Machines:
+    """Servers and workers on one database, each in a folder of its own; what still runs is ended with the test."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url, self._all = folder, url, list[Service | Worker]()
+
+    def server(self, program: Path | None = None) -> Service:
+        """One server more, which solves nothing by itself."""
+        folder = self._folder / f"server-{len(self._all)}"
+        server = Service(folder, self._url, program, dispatcher="cluster", **SHORT)
+        self._all.append(server)
+        return server
+
+    def worker(self, *arguments: str, program: Path | None = None, **settings: object) -> Worker:
+        """One worker more, with one slot."""
+        folder = self._folder / f"worker-{len(self._all)}"
+        worker = Worker(folder, self._url, *arguments, program=program, **SHORT | settings)
+        self._all.append(worker)
+        return worker
+
+    def end(self) -> None:
+        """Continue and end all of them."""
+        for each in self._all:
+            if each.process.poll() is None:
+                each.process.send_signal(signal.SIGCONT)
+                each.stop(signal.SIGKILL)
+
+
 _CALLS = """
 import contextlib, io, json, os, sys
 from remat_service.cli import main

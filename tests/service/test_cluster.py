@@ -28,6 +28,7 @@ from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, postgres, process
 from service.serving import (
     SHORT,
+    Machines,
     Service,
     Worker,
     all_answered,
@@ -60,34 +61,6 @@ def server(tmp_path: Path, url: str) -> Iterator[Service]:
         yield found
 
 
-@pytest.fixture
-def workers(tmp_path: Path, url: str) -> Iterator[Workers]:
-    """Workers with one slot each, ended with the test."""
-    found = Workers(tmp_path, url)
-    yield found
-    found.end()
-
-
-class Workers:
-    """Starts workers, each in a folder of its own."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url, self._all = folder, url, list[Worker]()
-
-    def start(self, *arguments: str, **settings: object) -> Worker:
-        """One worker more."""
-        folder = self._folder / f"worker-{len(self._all)}"
-        self._all.append(Worker(folder, self._url, *arguments, **SHORT | settings))
-        return self._all[-1]
-
-    def end(self) -> None:
-        """Continue and end all of them."""
-        for worker in self._all:
-            if worker.process.poll() is None:
-                worker.process.send_signal(signal.SIGCONT)
-                worker.stop(signal.SIGKILL)
-
-
 def _ask(url: str, query: str, *values: object) -> list[Any]:
     with psycopg.connect(url, autocommit=True) as connection:
         found = connection.execute(query, values)
@@ -99,12 +72,12 @@ def _solves(url: str, what: str = "state") -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, workers: Workers, url: str) -> None:
+def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, machines: Machines, url: str) -> None:
     """A is stopped, B takes its solve over, A goes on and writes nothing; B is killed, and C ends the solve."""
-    first = workers.start()
+    first = machines.worker()
     problem, posted = long_solve(server, 1)
     first.process.send_signal(signal.SIGSTOP)
-    second = workers.start()
+    second = machines.worker()
     eventually(lambda: _solves(url, "attempt") and max(_solves(url, "attempt")) == 2, _TAKEN_OVER_S)
     first.process.send_signal(signal.SIGCONT)
     time.sleep(3.0)
@@ -112,21 +85,21 @@ def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, work
     assert max(_solves(url, "attempt")) == 2  # A has ended its job, and B's solve goes on
     first.stop(signal.SIGKILL)
     second.stop(signal.SIGKILL)
-    workers.start()
+    machines.worker()
     eventually(lambda: max(_solves(url, "attempt")) == 3, _TAKEN_OVER_S)
     data = server.http.post(f"/v1/solves/{posted['id']}/cancel").json()
     assert checked(problem, data).cost_ns <= posted["cost_ns"]
 
 
 @pytest.mark.thorough
-def test_a_dead_workers_solve_goes_on_soon(server: Service, workers: Workers, url: str) -> None:
+def test_a_dead_workers_solve_goes_on_soon(server: Service, machines: Machines, url: str) -> None:
     """Killed while it solves, its only other worker busy to the last slot: waiting again within seconds of its lease,
     its incumbent there, and solved as soon as there is a slot.
     """
-    dead = workers.start()
+    dead = machines.worker()
     problem, posted = long_solve(server, 1)
     _, other = server.post(open_problem(2), wait=0, method="staged", time_limit_s=90, max_gap=0)
-    workers.start()
+    machines.worker()
     eventually(lambda: _solves(url).count("running") == 2)
     dead.stop(signal.SIGKILL)
     begun = time.monotonic()
@@ -140,9 +113,9 @@ def test_a_dead_workers_solve_goes_on_soon(server: Service, workers: Workers, ur
 
 
 @pytest.mark.slow
-def test_a_worker_stops_and_gives_its_solve_back(server: Service, workers: Workers) -> None:
+def test_a_worker_stops_and_gives_its_solve_back(server: Service, machines: Machines) -> None:
     """On SIGTERM its solve waits again at once."""
-    worker = workers.start()
+    worker = machines.worker()
     problem, posted = long_solve(server, 1)
     assert worker.stop() == 0
     assert server.get(posted["id"], 0)[1]["status"] == "queued"
@@ -175,9 +148,9 @@ async def _held_open(url: str, seconds: float, problem: Problem) -> str:
 
 
 @pytest.mark.thorough
-def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers: Workers, url: str) -> None:
+def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, machines: Machines, url: str) -> None:
     """A worker runs a job that finds nothing, while the miss is not committed; the miss is solved all the same."""
-    workers.start()
+    machines.worker()
     posted = {server.post(small(0))[1]["id"]: small(0)}
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(lambda: asyncio.run(_held_open(url, 4.0, small(1))))
@@ -191,16 +164,16 @@ def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers
 
 
 @pytest.mark.thorough
-def test_lost_jobs_are_missed(server: Service, workers: Workers, url: str) -> None:
+def test_lost_jobs_are_missed(server: Service, machines: Machines, url: str) -> None:
     """Every job is gone, and nobody tells: what waits is solved."""
     posted = {server.post(small(i), wait=0)[1]["id"]: small(i) for i in range(4)}
     _ask(url, "DELETE FROM procrastinate_jobs")
-    workers.start()
+    machines.worker()
     all_answered(server, posted)
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> None:
+def test_killed_at_any_moment(server: Service, machines: Machines, url: str) -> None:
     """Workers and the server, killed at moments all over a solve's life: every request is answered, and rightly."""
     posted: dict[str, Problem] = {}
 
@@ -217,7 +190,7 @@ def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> No
             except Exception:
                 time.sleep(0.3)
 
-    worker = workers.start()
+    worker = machines.worker()
     for i in range(8):
         asking = threading.Thread(target=post, args=(i,))
         asking.start()
@@ -227,7 +200,7 @@ def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> No
             server.start()
         else:
             worker.stop(signal.SIGKILL)
-            worker = workers.start()
+            worker = machines.worker()
         asking.join(60)
     assert len(posted) == 8
     all_answered(server, posted, 90)
@@ -252,7 +225,7 @@ main()
 
 @pytest.mark.thorough
 def test_killed_right_after_an_answer_is_written(
-    server: Service, workers: Workers, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Service, machines: Machines, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is there, nothing is solved again, and the engine's job that was left behind is removed."""
     for name, value in {"database_url": url, **SHORT}.items():
@@ -266,28 +239,28 @@ def test_killed_right_after_an_answer_is_written(
     assert status == 200
     checked(small(0), data)
     time.sleep(SHORT["stale_after_s"] + 0.5)
-    workers.start()
+    machines.worker()
     eventually(lambda: _ask(url, "SELECT count(*) FROM procrastinate_jobs")[0][0] == 0, 15)
     assert _solves(url, "attempt") == [1]
 
 
 @pytest.mark.thorough
-def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, workers: Workers, url: str) -> None:
+def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, machines: Machines, url: str) -> None:
     """Of three that wait, the last one is joined with a higher priority: it is the first to run."""
     ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(3)]
     server.post(small(2), wait=0, time_limit_s=5, priority=10)
-    workers.start()
+    machines.worker()
     all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
     started = _solves(url, "started_at")
     assert started[2] < started[0] < started[1]
 
 
 @pytest.mark.thorough
-def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, workers: Workers, url: str) -> None:
+def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, machines: Machines, url: str) -> None:
     """Three workers, one running solve allowed: never two at once, and all end without waiting for upkeep."""
     _ask(url, "UPDATE tenants SET most_running = 1")
     for _ in range(3):
-        workers.start()
+        machines.worker()
     ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(8)]
     all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
     spans = _ask(url, "SELECT started_at, ended_at FROM solves ORDER BY started_at")
@@ -295,9 +268,9 @@ def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, wo
 
 
 @pytest.mark.slow
-def test_sweeps_and_single_solves_at_once(server: Service, workers: Workers, url: str) -> None:
+def test_sweeps_and_single_solves_at_once(server: Service, machines: Machines, url: str) -> None:
     """Batches of misses and single ones from many connections: no deadlock, every one solved once."""
-    workers.start("--workers", "2")
+    machines.worker("--workers", "2")
     graphs = [training_graph(5, cost=5000 + 10 * i) for i in range(4)]
 
     def sweep(i: int) -> str:
@@ -318,9 +291,9 @@ def test_sweeps_and_single_solves_at_once(server: Service, workers: Workers, url
 
 
 @pytest.mark.thorough
-def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Workers) -> None:
+def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, machines: Machines) -> None:
     """A server with REMAT_DISPATCHER=embedded next to workers: one queue, so nothing is started twice."""
-    workers.start()
+    machines.worker()
     with serving(tmp_path, database_url=url, workers=1, **SHORT) as server:
         ids = [server.post(small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(10)]
         all_answered(server, {request_id: small(i) for i, request_id in enumerate(ids)})
@@ -328,14 +301,14 @@ def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Work
 
 
 @pytest.mark.thorough
-def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Workers) -> None:
+def test_disowning_reaches_every_server(tmp_path: Path, url: str, machines: Machines) -> None:
     """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
     problem = at_peak(training_graph(6))
     with (
         serving(tmp_path / "first", database_url=url, dispatcher="cluster") as one,
         serving(tmp_path / "second", database_url=url, dispatcher="cluster") as two,
     ):
-        workers.start()
+        machines.worker()
         _, data = one.post(problem)
         for _ in range(2):
             assert [server.get(data["id"], 20)[0] for server in (one, two)] == [200, 200]
@@ -348,12 +321,12 @@ def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Worke
 
 
 @pytest.mark.thorough
-def test_lines_of_a_workers_log_say_whose_they_are(tmp_path: Path, url: str, workers: Workers) -> None:
+def test_lines_of_a_workers_log_say_whose_they_are(tmp_path: Path, url: str, machines: Machines) -> None:
     """Tenant, key and request of who queued the solve, from its claim to its end or its way back into the queue."""
     with serving(tmp_path, database_url=url, dispatcher="cluster", require_keys="true", **SHORT) as server:
         team = Tenant(server, cli(server, "keys", "create", "logged", "--new-tenant"))
         (key,) = [line.split()[0] for line in cli(server, "keys", "list").splitlines()]
-        worker = workers.start(drain_s=1)
+        worker = machines.worker(drain_s=1)
         for name, graph, wait in (("short", training_graph(5), 20), ("long", hard_graph(60, 3), 0)):
             body = {"problem": Problem(graph, budget_at(graph, 0.4)).to_json(), "method": "staged", "max_gap": 0}
             headers = {"X-Request-ID": name, "Prefer": f"wait={wait}"}

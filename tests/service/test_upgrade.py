@@ -14,7 +14,7 @@ import pytest
 from remat_ir import Problem
 from service.before import program_before
 from service.database import postgres
-from service.serving import SHORT, Service, Worker, all_answered, checked, eventually, long_solve, small
+from service.serving import Machines, Service, all_answered, checked, eventually, long_solve, small
 
 
 @pytest.fixture
@@ -28,38 +28,6 @@ def url() -> Iterator[str]:
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The version before."""
     return program_before(tmp_path / "before")
-
-
-class Fleet:
-    """Servers and workers of both versions, ended with the test."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
-        self.started: list[Service | Worker] = []
-
-    def server(self, name: str, program: Path | None = None) -> Service:
-        """A server."""
-        self.started.append(Service(self._folder / name, self._url, program, dispatcher="cluster", **SHORT))
-        return self.started[-1]  # type: ignore[return-value]
-
-    def worker(self, name: str, program: Path | None = None) -> Worker:
-        """A worker with one slot."""
-        self.started.append(Worker(self._folder / name, self._url, program=program, dispatcher="cluster", **SHORT))
-        return self.started[-1]  # type: ignore[return-value]
-
-    def end(self) -> None:
-        """End all that still run."""
-        for each in self.started:
-            if each.process.poll() is None:
-                each.stop()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, url: str) -> Iterator[Fleet]:
-    """Nothing is started yet."""
-    found = Fleet(tmp_path, url)
-    yield found
-    found.end()
 
 
 def _rows(url: str, query: str) -> list[tuple[object, ...]]:
@@ -80,23 +48,23 @@ def _load(servers: list[Service], first: int, count: int) -> dict[str, Problem]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_one_version_after_the_other(fleet: Fleet, program: Path, url: str) -> None:
+def test_one_version_after_the_other(machines: Machines, program: Path, url: str) -> None:
     """Forwards and back again under load, process by process: everything is answered, and solved at most twice.
 
     What is of the version before was started before the schema changed.
     """
-    old = fleet.server("old-server", program)
-    old_worker = fleet.worker("old-worker", program)
+    old = machines.server(program)
+    old_worker = machines.worker(program=program, dispatcher="cluster")
     posted = _load([old], 0, 6)
-    new = fleet.server("new-server")
+    new = machines.server()
     posted |= _load([old, new], 6, 6)
-    new_worker = fleet.worker("new-worker")
+    new_worker = machines.worker()
     posted |= _load([new, old], 12, 6)
     all_answered(new, posted, 300)
     assert new_worker.stop() == 0
     posted = _load([new, old], 18, 6)
     all_answered(new, posted, 300)  # read by the new server, solved by the old worker
-    fleet.worker("new-worker-again")
+    machines.worker()
     assert old_worker.stop() == 0
     posted = _load([old, new], 24, 6)
     new.stop()
@@ -108,10 +76,10 @@ def test_one_version_after_the_other(fleet: Fleet, program: Path, url: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_one_version_takes_over_from_the_other(fleet: Fleet, program: Path, url: str) -> None:
+def test_one_version_takes_over_from_the_other(machines: Machines, program: Path, url: str) -> None:
     """A worker of the version before leaves a living one of this version alone, and each takes a dead one's solve."""
-    old_worker = fleet.worker("old-worker", program)
-    new, worker = fleet.server("new-server"), fleet.worker("new-worker")
+    old_worker = machines.worker(program=program, dispatcher="cluster")
+    new, worker = machines.server(), machines.worker()
     asked = {posted["id"]: problem for problem, posted in (long_solve(new, seed, 600) for seed in (1, 2))}
     by_worker = "SELECT r.id FROM requests r JOIN solves s ON s.id = r.solve_id WHERE s.state = 'running' AND s.worker"
     mine = str(_rows(url, f"{by_worker} LIKE '%:{worker.process.pid}'")[0][0])
@@ -127,7 +95,7 @@ def test_one_version_takes_over_from_the_other(fleet: Fleet, program: Path, url:
     worker.stop(signal.SIGKILL)
     new.http.post(f"/v1/solves/{other}/cancel")  # the one slot of the old worker is free
     eventually(lambda: attempt() == 2, 30)
-    fleet.worker("new-worker-again")
+    machines.worker()
     old_worker.stop(signal.SIGKILL)
     eventually(lambda: attempt() == 3, 30)
     checked(asked[mine], new.http.post(f"/v1/solves/{mine}/cancel").json())
