@@ -7,6 +7,7 @@ import json
 import signal
 import sqlite3
 import threading
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,14 +20,14 @@ from remat_service.storage.database import Database
 from service.serving import hard_graph, posed, serving
 
 
-async def _opened(folder: Path) -> tuple[Database, list[str]]:
-    """A database with a table of numbers, and the moments of its transactions."""
-    database = Database(f"sqlite:///{folder}/writes.sqlite")
-    async with database.write() as connection:
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """A database with a table of numbers."""
+    made = Database(f"sqlite:///{tmp_path}/writes.sqlite")
+    async with made.write() as connection:
         await connection.execute(text("CREATE TABLE numbers (x INTEGER PRIMARY KEY)"))
-    found: list[str] = []
-    event.listen(database.engine.sync_engine, "commit", lambda connection: found.append("commit"))
-    return database, found
+    yield made
+    await made.close()
 
 
 async def _numbers(database: Database) -> list[int]:
@@ -41,9 +42,10 @@ async def _write(database: Database, number: int, brief: bool = True, wrong: boo
             raise ValueError(number)
 
 
-async def test_writers_that_wait_share_a_transaction_and_fail_alone(tmp_path: Path) -> None:
+async def test_writers_that_wait_share_a_transaction_and_fail_alone(database: Database) -> None:
     """A hundred at once: few commits; duplicates and errors take nothing of others along, the first one included."""
-    database, commits = await _opened(tmp_path)
+    commits: list[str] = []
+    event.listen(database.engine.sync_engine, "commit", lambda connection: commits.append("commit"))
     writes = [_write(database, i % 90, brief=bool(i % 3), wrong=i % 10 == 0) for i in range(100)]
     ended = await asyncio.gather(*writes, return_exceptions=True)
     for i, error in enumerate(ended):
@@ -53,12 +55,10 @@ async def test_writers_that_wait_share_a_transaction_and_fail_alone(tmp_path: Pa
             assert isinstance(error, ValueError) == (i % 10 == 0), i
     assert await _numbers(database) == [i for i in range(90) if i % 10]
     assert len(commits) < 10
-    await database.close()
 
 
-async def test_a_writer_goes_on_only_once_its_part_is_committed(tmp_path: Path) -> None:
+async def test_a_writer_goes_on_only_once_its_part_is_committed(database: Database, tmp_path: Path) -> None:
     """Another connection finds what was written at the moment at which each writer's block has ended."""
-    database, _ = await _opened(tmp_path)
     with closing(sqlite3.connect(tmp_path / "writes.sqlite")) as other:
 
         async def write(number: int) -> bool:
@@ -66,12 +66,10 @@ async def test_a_writer_goes_on_only_once_its_part_is_committed(tmp_path: Path) 
             return other.execute("SELECT x FROM numbers WHERE x = ?", (number,)).fetchone() is not None
 
         assert all(await asyncio.gather(*map(write, range(50))))
-    await database.close()
 
 
-async def test_a_commit_that_fails_is_everybodys_failure(tmp_path: Path) -> None:
+async def test_a_commit_that_fails_is_everybodys_failure(database: Database) -> None:
     """A deferred foreign key is looked at by the commit: nobody of that transaction is told that it is stored."""
-    database, _ = await _opened(tmp_path)
     async with database.write() as connection:
         deferred = "CREATE TABLE parts (x INTEGER REFERENCES numbers (x) DEFERRABLE INITIALLY DEFERRED)"
         await connection.execute(text(deferred))
@@ -87,12 +85,10 @@ async def test_a_commit_that_fails_is_everybodys_failure(tmp_path: Path) -> None
     assert await _numbers(database) == []
     await _write(database, 4)
     assert await _numbers(database) == [4]
-    await database.close()
 
 
-async def test_writers_that_are_cancelled_leave_the_others_alone(tmp_path: Path) -> None:
+async def test_writers_that_are_cancelled_leave_the_others_alone(database: Database) -> None:
     """Before their turn, within it and while the commit is awaited: whoever is not cancelled has its part stored."""
-    database, _ = await _opened(tmp_path)
     within = asyncio.Event()
 
     async def slow(number: int) -> None:
@@ -111,13 +107,13 @@ async def test_writers_that_are_cancelled_leave_the_others_alone(tmp_path: Path)
     ended = await asyncio.gather(first, stuck, *behind, return_exceptions=True)
     assert [isinstance(error, asyncio.CancelledError) for error in ended] == [False, True, False, True, False]
     assert await _numbers(database) == [1, 3, 5]
-    await database.close()
 
 
 @pytest.mark.thorough
-async def test_the_lock_of_another_process_holds_up_writers_and_not_the_loop(tmp_path: Path) -> None:
+async def test_the_lock_of_another_process_holds_up_writers_and_not_the_loop(
+    database: Database, tmp_path: Path
+) -> None:
     """While another connection writes, reads go on at once; the writers follow when it has ended."""
-    database, _ = await _opened(tmp_path)
     with closing(sqlite3.connect(tmp_path / "writes.sqlite", isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         writers = [asyncio.create_task(_write(database, number)) for number in range(3)]
@@ -127,13 +123,11 @@ async def test_the_lock_of_another_process_holds_up_writers_and_not_the_loop(tmp
         other.execute("ROLLBACK")
         await asyncio.gather(*writers)
     assert await _numbers(database) == [0, 1, 2]
-    await database.close()
 
 
 @pytest.mark.thorough
-async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(tmp_path: Path) -> None:
+async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(database: Database) -> None:
     """It runs in another thread; a brief one in this one."""
-    database, _ = await _opened(tmp_path)
     for brief in (False, True):
         async with database.read(brief=brief) as connection:
             where: list[int] = []
@@ -141,7 +135,6 @@ async def test_a_statement_that_is_not_brief_leaves_the_loop_to_others(tmp_path:
             raw.driver_connection.create_function("here", 0, lambda w=where: w.append(threading.get_ident()))
             await connection.execute(text("SELECT here()"))
         assert (where == [threading.get_ident()]) == brief
-    await database.close()
 
 
 @pytest.mark.thorough
