@@ -93,8 +93,7 @@ async def test_a_row_that_is_locked_is_waited_for_where_there_is_no_other(contex
         claim = asyncio.create_task(context.queue.claim("worker"))
         await asyncio.sleep(0.3)
         assert not claim.done()
-    found = await claim
-    assert found.id == solve_id
+    assert (await claim).id == solve_id
 
 
 async def test_who_lost_the_claim_writes_nothing(context: Context) -> None:

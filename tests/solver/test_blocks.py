@@ -150,10 +150,7 @@ def test_plans_of_the_method_are_valid_and_near_those_of_the_search(name: str, f
     problem = Problem(graph, least + int(fraction * (plain_peak(graph) - least)))
     answer = solve(problem, method="blocks", time_limit_s=30)
     searched = solve(problem, method="search", time_limit_s=30, options={"iterations": 30_000})
-    if answer.cost_ns is None or searched.cost_ns is None:
-        assert searched.cost_ns is None
-        return
-    assert answer.cost_ns <= 1.1 * searched.cost_ns
+    assert searched.cost_ns is None or answer.cost_ns <= 1.1 * searched.cost_ns
 
 
 @settings(max_examples=examples(120), deadline=None, derandomize=True)

@@ -100,8 +100,7 @@ def attack(seeds: range, mutants: int) -> tuple[int, int]:
             except InvalidProof:
                 continue
             accepted += 1
-            assert (bound is None and least is None) or bound is not None, (seed, changed)
-            assert least is None or bound is None or bound <= least, (seed, changed)
+            assert least is None or (bound is not None and bound <= least), (seed, changed)
         previous = proof
     return made, accepted
 

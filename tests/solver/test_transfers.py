@@ -18,7 +18,6 @@ from remat_ir import (
     Link,
     Offload,
     Problem,
-    Progress,
     Status,
     graph_of,
     lowered_plan,
@@ -125,15 +124,14 @@ def test_auto_on_a_chain_is_no_worse_than_what_it_starts_from(seed: int) -> None
     problem = Problem(chain, least + int(draw.choice((0.2, 0.5)) * (plain_peak(chain) - least)))
     costs = [solve(problem, method=name).cost_ns for name in STARTS]
     least_ns = min(cost for cost in costs if cost is not None)
-    seen: list[int] = []
-
-    def note(progress: Progress) -> None:
-        seen.extend([] if progress.cost_ns is None else [progress.cost_ns])
-
-    def reached() -> bool:
-        return min(seen, default=least_ns + 1) <= least_ns
-
-    answer = solve(problem, time_limit_s=60, max_gap=0.0, on_progress=note, cancelled=reached)
+    seen: list[int | None] = []
+    answer = solve(
+        problem,
+        time_limit_s=60,
+        max_gap=0.0,
+        on_progress=lambda progress: seen.append(progress.cost_ns),
+        cancelled=lambda: any(cost is not None and cost <= least_ns for cost in seen),
+    )
     assert answer.cost_ns <= least_ns
 
 
