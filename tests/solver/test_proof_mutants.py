@@ -29,6 +29,7 @@ def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StagePro
     leaves = [i for i, node in enumerate(nodes) if isinstance(node, Leaf)]
     at = rng.choice(leaves)
     leaf = nodes[at]
+    assert isinstance(leaf, Leaf)
     kind = rng.choice(MUTATIONS)
     if kind in ("dual", "sign") and leaf.duals:
         duals = list(leaf.duals)

@@ -283,8 +283,9 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
             return made
         # Inductor derives values anew after its passes: the layout has to be an operator's
         ordered = graph.call_function(inductor.force_stride_order, (made, list(strides)))
-        with _compat.only_real_tensors(), value.fake_mode:
-            ordered.meta = node.meta | {"val": value.new_empty_strided(value.shape, tuple(strides))}
+        own = node.meta["val"]
+        with _compat.only_real_tensors(), own.fake_mode:
+            ordered.meta = node.meta | {"val": own.new_empty_strided(own.shape, tuple(strides))}
     return ordered
 
 
