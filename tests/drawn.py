@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from remat_ir import Graph, Problem, budget_at, graph_of
+from remat_ir import Graph, Problem, Subject, budget_at, graph_of
 
 DEPTH = float(os.environ.get("REMAT_TEST_DEPTH", "0.25"))
 """`make test` draws a quarter of each property's examples, `make test-thorough` all of them."""
@@ -17,6 +17,11 @@ DEPTH = float(os.environ.get("REMAT_TEST_DEPTH", "0.25"))
 def examples(number: int) -> int:
     """How many examples a property draws of what is its share."""
     return max(4, round(number * DEPTH))
+
+
+def posed(subject: Subject, share: float) -> Problem:
+    """The problem of keeping to a share of the plain peak."""
+    return Problem(subject, budget_at(subject, share))
 
 
 @st.composite
