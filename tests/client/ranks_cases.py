@@ -61,7 +61,6 @@ def ddp(**options: Any) -> dict[str, Any]:
 def chain_in_ddp() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner="greedy", ranks=True)
-    assert chained.answer is not None
     return {
         "plain": trained(plain, DistributedDataParallel(plain), steps=4, accumulate=True),
         "planned": trained(chained, DistributedDataParallel(chained), steps=4, accumulate=True),
@@ -207,7 +206,6 @@ def sharded_units() -> dict[str, Any]:
 def sharded_stages() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner="greedy", ranks=True)
-    assert chained.answer is not None
     for units in (plain, chained.stages):
         for unit in units:
             fully_shard(unit)
@@ -319,7 +317,6 @@ def broken() -> dict[str, Any]:
     remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
     outcome = [trained(m, DistributedDataParallel(m), steps=5) for m in (plain, planned)]
     division = backend_of(planned).division
-    assert division is not None
     plans = [str(plan.to_json()) for _, plan in backend_of(planned).shared.chosen()]
     return {
         "plain": outcome[0],

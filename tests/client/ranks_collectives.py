@@ -88,7 +88,6 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
     remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph", **options)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
     made = next(iter(plans_of(planned).plans))
-    assert made is not None
     graph = made.step.graph
     reduced = [op for op in range(graph.ops) if graph.op_label(op).endswith("all_reduce)")]
     plans, peaks = plans_of(planned), []

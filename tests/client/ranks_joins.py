@@ -61,7 +61,6 @@ def join_in_ddp() -> dict[str, Any]:
         ranks=True,
         time_limit_s=3.0,
     )
-    assert joined.answer is not None
     return {
         "plain": steps(plain),
         "planned": steps(joined),

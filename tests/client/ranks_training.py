@@ -127,7 +127,6 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
     host = traced_peak(step)
     planned.zero_grad()
     division = backend_of(planned[0]).division
-    assert division is not None
     chosen = backend_of(planned[0]).shared.chosen()
     return {
         "plain": trained(plain, plain, rows=512),

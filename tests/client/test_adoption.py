@@ -80,7 +80,6 @@ def test_backend_trains_as_stock(models: tuple[nn.Module, nn.Module]) -> None:
     found = trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False))
     assert equal(expected, found)
     assert len(backend.answers) == 1
-    assert backend.answers[0].overhead is not None
     assert backend.answers[0].overhead > 0, "at this budget something has to be computed again"
 
 

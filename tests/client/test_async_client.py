@@ -38,7 +38,6 @@ async def test_many_problems_in_their_order(service: Service) -> None:
         answers = await client.solve_many(asked, time_limit_s=10.0)
     assert [answer.budget_bytes for answer in answers] == [problem.budget_bytes for problem in asked]
     for problem, answer in zip(asked, answers, strict=True):
-        assert answer.plan is not None
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     assert service.metric("remat_solve_seconds_count") <= 12
 

@@ -81,7 +81,6 @@ def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None)
         timer.start()
         answer = planner.plan(asked, SolveOptions(time_limit_s=6))
         timer.cancel()
-    assert answer.plan is not None
     verify(asked, answer.plan)
 
 

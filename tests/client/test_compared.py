@@ -69,7 +69,6 @@ def test_what_differs_most_is_named() -> None:
     trained.use(replace(made, run=faulty))
     found = remat.check(model, x)
     assert set(found.differences) == {f"gradient of {name}" for name, _ in model.named_parameters()}
-    assert found.largest is not None
     assert found.differences[found.largest] == pytest.approx(0.01, rel=0.01)
     assert found.largest in str(found)
 
@@ -156,8 +155,6 @@ def test_behind_torch_compile_a_plan_is_compiled_under_the_state_of_its_call() -
     assert torch.equal(*losses)
     assert len(backend.answers) == 1
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
 
 
@@ -207,5 +204,4 @@ def test_a_kernel_that_torch_describes_wrong_is_no_reason_to_refuse(way: str) ->
         output.float().square().mean().backward()
     assert torch.equal(found, expected)
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        assert one.grad is not None
         assert torch.equal(one.grad, other.grad)

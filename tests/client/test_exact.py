@@ -60,7 +60,6 @@ def random_plan(step: TrainingStep, seed: int) -> Plan:
 def everything_again(step: TrainingStep) -> Plan:
     """Before each op of the backward pass, all that it needs from the forward pass is computed anew."""
     graph = step.graph
-    assert graph.backward_from is not None
     pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
     sequence = list(range(graph.backward_from))
     for op in range(graph.backward_from, graph.ops):

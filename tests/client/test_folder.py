@@ -46,7 +46,6 @@ def a_day_later(folder: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_deleted(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
     assert writer.stdout.readline() == b"writing\n"
     writer.send_signal(signal.SIGKILL)
     writer.wait()

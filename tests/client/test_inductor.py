@@ -98,8 +98,6 @@ def test_what_is_equal_bit_for_bit_is_said_when_it_is_planned(
     assert (equal if carried.exact else f"equal to plain Inductor up to rounding: {rounded}") in caplog.text
     for name, gradient in plain.gradients.items():
         other = found.gradients[name]
-        assert gradient is not None
-        assert other is not None
         assert (other - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
@@ -227,7 +225,6 @@ class TwiceOver(GreedyPlanner):
     def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         """The forward pass, the turn, the forward pass again, the backward pass."""
         graph, answer = problem.graph, super().plan(problem, options)
-        assert graph.backward_from is not None
         stays = {v for v, op in enumerate(graph.value_op) if op in graph.once} | set(graph.keep)
         again = [o for o in range(graph.backward_from) if o not in graph.once and not set(_made(graph, o)) & stays]
         again = again[self.share]

@@ -105,7 +105,6 @@ def check(planned: JoinedModule, reference: Plain, xs: list[torch.Tensor]) -> No
     assert measure.differences(expected[0], found[0]) == []
     assert found[1] == expected[1]
     measured = measure.peak_memory(lambda: planned(*xs).backward()).peak_bytes
-    assert planned.answer is not None
     predicted = (planned.answer.peak_bytes or 0) - planned.graph.fixed_bytes
     assert 0.99 * predicted <= measured <= predicted
 
@@ -128,8 +127,6 @@ def test_branches_train_exactly_within_the_budget(name: str, method: str) -> Non
     planned = remat.optimize_chain(
         lists, xs, head=whole.head, budget=remat.Fraction(0.6), planner="local", method=method, time_limit_s=1
     )
-    assert planned.answer is not None
-    assert planned.answer.cost_ns is not None
     assert planned.answer.cost_ns > planned.graph.total_cost_ns
     check(planned, reference, xs)
 

@@ -163,7 +163,6 @@ def test_a_whole_model_is_checkpointed_block_by_block_within_one_budget(share: s
     assert measured < plain_bytes
     assert measured <= 1.1 * (policy.peak_bytes - policy.fixed_bytes)
     assert "over the plan by tags" in str(policy)
-    assert policy.lost is not None
     assert policy.lost >= -0.001
     policy.remove()
     assert all("forward" not in layer.__dict__ for layer in model.layers)

@@ -41,8 +41,6 @@ def test_lengths_in_random_order(count: int, caplog: pytest.LogCaptureFixture) -
                 stock.zero_grad()
                 compiled(x).square().mean().backward()
                 for found, expected in zip(model.parameters(), stock.parameters(), strict=True):
-                    assert found.grad is not None
-                    assert expected.grad is not None
                     assert torch.equal(found.grad, expected.grad), length
     plans = remat.plans_of(model)
     assert plans.calls == (count, 0)

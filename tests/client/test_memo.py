@@ -56,7 +56,6 @@ def test_what_is_put_is_got(tmp_path: Path) -> None:
     assert memo.get(PROBLEM, "auto", 5, 0.0) is None
     memo.put(PROBLEM, "auto", answer, 5.0)
     got = memo.get(PROBLEM, "auto", 5, 0.0)
-    assert got is not None
     assert (got.plan, got.cost_ns, got.cache) == (answer.plan, answer.cost_ns, "hit")
     assert memo.get(PROBLEM, "chen-sqrt", 5, 0.0) is None
     assert memo.get(Problem(PROBLEM.graph, 11), "auto", 5, 0.0) is None
@@ -66,7 +65,6 @@ def test_more_time_than_was_spent_is_a_miss_unless_the_gap_is_reached(tmp_path: 
     memo = Memo(tmp_path)
     answer = answered(limit="time")
     memo.put(PROBLEM, "auto", answer, 5.0)
-    assert answer.gap is not None
     assert answer.gap > 0
     assert memo.get(PROBLEM, "auto", 6, 0.0) is None
     assert memo.get(PROBLEM, "auto", None, 0.0) is None
@@ -85,7 +83,6 @@ def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(t
     assert memo.get(problem, "auto", 5, 0.5) is None
     memo.put(problem, "auto", answered(problem), 5.0)
     kept = memo.get(problem, "auto", 5, 0.5)
-    assert kept is not None
     assert kept.restricted_to == ()
 
 
@@ -95,7 +92,6 @@ def test_fixed_bytes_do_not_part_equal_problems(tmp_path: Path) -> None:
     memo.put(PROBLEM, "auto", answer, 5.0)
     moved = Problem(chain(fixed=1000), 1010)
     got = memo.get(moved, "auto", 0.000001, 0.99)
-    assert got is not None
     assert got.peak_bytes == answer.peak_bytes + 1000
     assert (got.budget_bytes, got.digest) == (1010, problem_digest(moved))
     verify(moved, got.plan, cost_ns=got.cost_ns, peak_bytes=got.peak_bytes)
@@ -225,7 +221,6 @@ def test_an_entry_serves_other_costs_and_budgets_with_its_certificate(tmp_path: 
     for other in (Problem(noisy, problem.budget_bytes), Problem(graph, problem.budget_bytes + 9)):
         assert memo.get(other, "auto", 1.0, 0.02) is None
         answer = memo.near(other, "auto", 0.02)
-        assert answer is not None
         assert answer.proof is not None
         verdict = verify_answer(other, answer)
         assert (verdict.bound_ns, verdict.cost_ns) == (answer.bound_ns, answer.cost_ns)

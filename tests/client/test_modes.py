@@ -55,7 +55,6 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
     assert ("the stages run as a chain" in caplog.text) == (mode == "auto")
     (chain,) = remat.plans_of(trained).chains
     assert remat.plans_of(trained).plans == ()
-    assert chain.answer is not None
     assert chain.answer.overhead
     assert trained is module
     assert measure.differences(outcome(plain, plain, x), outcome(module, module, x)) == []
@@ -112,12 +111,10 @@ def test_no_step_of_a_chain_waits_at_another_size() -> None:
     plain = step(reference, reference)
     assert measure.differences(plain, step(run)) == [], "while the planner is at work"
     chain = chain_of_large()
-    assert chain.answer is not None
     assert chain.answer.cache == "near"
     assert chain.answer.overhead
     assert copy.deepcopy(chain).better is None
     loss = run(large).square().mean()
-    assert chain.better is not None
     planner.go.set()
     assert chain.better.wait(60) is not None
     loss.backward()  # ends by the plan that it began with
@@ -135,9 +132,7 @@ def test_a_chain_may_start_without_waiting() -> None:
     planner.asked = 1
     trained = remat.optimize(module, (x,), budget=remat.Fraction(0.6), planner=planner, mode="chain", wait=False)
     (chain,) = remat.plans_of(trained).chains
-    assert chain.answer is not None
     assert chain.answer.method == "greedy"
-    assert chain.better is not None
     assert chain.better.found() is None
     planner.go.set()
 
@@ -158,7 +153,6 @@ def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int 
 
     chain.reserves = reserves
     planner.go.set()
-    assert chain.better is not None
     better = chain.better.wait(60)
     for _ in range(2):
         trained(large)

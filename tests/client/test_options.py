@@ -290,7 +290,6 @@ def test_a_chain_hears_of_progress_and_takes_the_slack() -> None:
             slack=slack,
         )
         (chain,) = remat.plans_of(trained).chains
-        assert chain.answer is not None
         return chain.answer.budget_bytes
 
     assert budget(1.0) - budget(2.0) == 2**19

@@ -88,7 +88,6 @@ def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
     assert first.fixed["optimizer state"] >= 2 * first.fixed["parameters"] * 0.99
     between = (max(rank.least_bytes for rank in large.ranks) + first.plain_bytes) // 2
     small = fitted(one_size, f"{between}", "pp=2,micros=4", optimizer="adamw")
-    assert small.overhead is not None
     assert small.overhead > 0
     for rank, plain in zip(small.ranks, large.ranks, strict=True):
         assert rank.plain_bytes == plain.plain_bytes
@@ -108,8 +107,6 @@ def test_the_largest_micro_batch_fits_and_the_next_one_does_not(script: Path) ->
     """Captured there: what is fitted between and beyond two batches is what a capture says."""
     found = fitted(script, "24MiB", "pp=2,micros=4", max_overhead=0.2)
     plain, planned = found.largest_plain, found.largest_planned
-    assert plain is not None
-    assert planned is not None
     assert 256 < plain < planned.size
     assert 0 < planned.overhead <= 0.2
     for size in (plain, planned.size):

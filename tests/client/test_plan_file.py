@@ -60,7 +60,6 @@ def test_a_restarted_job_runs_the_same_plan_and_asks_nobody(saved: Path, budget:
     model = net()
     trained = remat.optimize(model, X, budget=budget, plan=saved, planner=Deaf())
     (planned,) = remat.plans_of(trained).plans
-    assert planned is not None
     assert planned.answer.plan == PlanFile(saved).steps[0].answer.plan
     plain, mine = outcome(model, forward_backward(model, (X,))), outcome(trained, forward_backward(trained, (X,)))
     assert differences(plain, mine) == []
@@ -77,7 +76,6 @@ def test_enable_takes_a_plan_file_too(saved: Path) -> None:
 def test_another_size_of_the_step_takes_the_plan_if_it_fits(saved: Path) -> None:
     trained = remat.optimize(net(), X[:128], plan=saved, planner=Deaf())
     (planned,) = remat.plans_of(trained).plans
-    assert planned is not None
     assert planned.answer.cache == "file"
     with pytest.raises(remat.PlanMismatch, match=r"needs .* here, and the budget is"):
         remat.optimize(net(), X.repeat(4, 1), plan=saved, planner=Deaf())

@@ -175,7 +175,6 @@ def test_an_expensive_plan_is_not_optimal_because_the_server_says_so(
         later = ask(server.url, here)  # also from the memo
     for got in (answer, later):
         assert got.status is not Status.OPTIMAL
-        assert got.bound_ns is not None
         assert got.bound_ns <= TRUE.cost_ns
         assert got.gap
         assert got.message != "No plan costs less."
@@ -206,7 +205,6 @@ def test_a_lie_is_survived_and_strict_raises(
         answer = ask(server.url, here)
         with pytest.raises(InvalidResponse):
             ask(server.url, here, strict=True)
-    assert answer.plan is not None
     assert answer.method == "greedy"
     verify(PROBLEM, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     assert "passed over" in caplog.text
@@ -230,7 +228,6 @@ def test_a_silence_is_survived_and_strict_raises(name: str, here: Settings, no_s
     script, kind = SILENCES[name]
     with lying(script) as server:
         answer = ask(server.url, here, time_limit_s=0.3)
-    assert answer.plan is not None
     verify(PROBLEM, answer.plan)
     with lying(script) as server, pytest.raises(kind):
         ask(server.url, here, time_limit_s=0.3, strict=True)

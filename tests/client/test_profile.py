@@ -267,7 +267,6 @@ def test_samples_that_lie_apart_are_taken_again(
 
     timed = timing.times({"odd": lambda: kernel}, {"odd": of("cpu")})
     assert timed.costs["odd"] < 500_000
-    assert timed.spread is not None
     assert timed.spread > timing.NOISY
     assert "the quicker ones count" in caplog.text
 

@@ -99,7 +99,6 @@ def test_an_operator_that_may_do_anything_runs_once(way: str, name: str) -> None
     trained = module
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     (planned,) = remat.plans_of(trained).plans
-    assert planned is not None
     assert (planned.answer.overhead or 0) > 0
     said = "remat_tests_old::noise (4)" if name.startswith("of") else f"remat_tests::{name} (4)"
     assert f"run once, since a custom operator may do anything: {said}" in remat.explain(trained)
@@ -156,7 +155,6 @@ def test_blocks_and_batches_take_the_callers_word_as_well(given: dict[str, Any],
     remat.enable(nn.ModuleList(module), budget=remat.Fraction(0.9), planner="greedy", **given)
     module(x).sum().backward()
     (planned,) = plans_of(module[0]).plans
-    assert planned is not None
     assert len(planned.step.graph.once) == once
     planner, budget = Noting(), remat.ActivationBytes("1MiB")
     remat.max_batch(

@@ -34,7 +34,6 @@ def test_a_plan_settled_on_fits_its_problem_and_the_room(graph, share: float, se
     def reserved(answer: Answer) -> int:
         return -(-((answer.peak_bytes or 0) + waste) // segment) * segment
 
-    assert room.budget is not None
     problem, answer = room.settled(Problem(graph, room.budget), ask, lambda _, a: room.over(lambda: reserved(a)))
     assert problem == asked[-1]
     assert len(asked) <= ATTEMPTS

@@ -36,7 +36,6 @@ def test_a_module_that_checkpoints_is_told_what_a_share_comes_to(caplog: pytest.
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "checkpoints" in r.message]
     assert said.startswith("the module has 6 checkpoints of its own, which a plan takes out")
     found = re.search(r"about ([\d.]+) MiB above the fixed bytes, a share of ([\d.]+)%; 60% come to ([\d.]+) MiB", said)
-    assert found is not None
     needed, share, come_to = map(float, found.groups())
     measured = peak_memory(lambda: plain(X).backward()).peak_bytes / 2**20  # with its gradients, as it was planned
     assert needed == pytest.approx(measured, rel=0.1)

@@ -80,7 +80,6 @@ def test_a_better_plan_takes_over(mesh: Any) -> None:
     for _ in range(5):
         model(x).sum().backward()
     found = backend_of(model[0]).division
-    assert found is not None
     assert found.overhead > 0
 
 

@@ -306,7 +306,6 @@ def test_a_tensor_made_under_inference_mode_trains_as_without_a_plan(way: str, k
     for each in (plain, run):
         each(x).sum().backward()  # eager PyTorch saves nothing of a sum's
     for one, other in zip(plain.linear.parameters(), model.linear.parameters(), strict=True):
-        assert one.grad is not None
         assert torch.equal(one.grad, other.grad)
 
 
@@ -541,7 +540,6 @@ def test_units_are_compiled_under_the_autocast_of_their_calls() -> None:
     for _ in range(5):
         model(x).backward()
     division = model.blocks[0].forward.backend.division
-    assert division is not None
     assert division.overhead > 0
     found = []
     for run in (plain, model):

@@ -328,7 +328,6 @@ def test_the_step_on_a_device_is_the_one_that_torch_takes_there(script: Path) ->
 def test_reserved_bytes_of_a_device_are_whole_segments_around_the_peaks(script: Path, optimizer: str | None) -> None:
     found = target_step(load(str(script)), "h100", batch=64, optimizer=optimizer)
     reserved = found.reserved_bytes()
-    assert reserved is not None
     assert reserved >= max(found.peak_bytes(), found.update_peak_bytes)
     assert reserved % (2 * 2**20) == 0
     less = max(found.peak_bytes(), found.update_peak_bytes)
@@ -386,7 +385,6 @@ def test_a_plan_made_by_the_command_is_one_of_the_job(script: Path, tmp_path: Pa
     model, args = load(str(script))()
     trained = remat.optimize(model, args, plan=tmp_path / "plan.json")
     (planned,) = remat.plans_of(trained).plans
-    assert planned is not None
     assert planned.answer.plan == PlanFile(tmp_path / "plan.json").steps[0].answer.plan
     trained(*args).backward()
 
@@ -405,7 +403,6 @@ def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link
         remat.optimize(model, args, plan=tmp_path / "plan.json")
     trained = remat.optimize(model, args, plan=tmp_path / "plan.json", link="1000GB")
     (planned,) = remat.plans_of(trained).plans
-    assert planned is not None
     assert planned.answer.plan == step.answer.plan
     trained(*args).backward()
     assert "'slow' is no link" in remat_command(*given, "-b", "60%", "--link", "slow", folder=tmp_path).stderr

@@ -102,7 +102,6 @@ def test_optimize_enable_and_backend_train_by_plans_with_a_link() -> None:
     made = remat.optimize(copy.deepcopy(model), (x,), budget="100%", planner=Mover(), link=LINK)
     assert all(map(torch.equal, plain, trained(made, made)))
     (planned,) = remat.plans_of(made).plans
-    assert planned is not None
     assert planned.step.graph.link == LINK
     said = str(remat.explain(made))
     assert "moved to the host" in said
@@ -121,7 +120,6 @@ def test_the_host_holds_what_the_replay_says_and_lets_go_of_it() -> None:
     model, x = network(), torch.randn(512, 256)
     made = remat.optimize(copy.deepcopy(model), (x,), budget="100%", planner=Mover(), link=LINK, self_check=False)
     (planned,) = remat.plans_of(made).plans
-    assert planned is not None
     predicted = host_peak(planned.step.graph, planned.answer.plan)
     assert predicted > 2**20
     squares(made(x)).backward()
@@ -267,7 +265,6 @@ def test_units_of_a_model_move_their_values() -> None:
         model.zero_grad()
         model(x).backward()
     backend = backend_of(model.blocks[0])
-    assert backend.division is not None
     assert any(isinstance(step, Offload) for _, plan in backend.shared.chosen() for step in plan.steps)
     model.zero_grad()
     step = measure.forward_backward(model, (x,))

@@ -77,7 +77,6 @@ def test_a_planner_that_is_away_is_asked_again_and_its_plan_taken_over(
     assert "the planner that failed is asked again while training goes on" in caplog.text
     (first,) = remat.plans_of(model).plans
     assert first.answer.method == "greedy"
-    assert first.better is not None
     better = first.better.wait(300)
     assert planner.left == 0
     model(X).sum().backward()
@@ -101,7 +100,6 @@ def test_asking_again_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     remat.optimize(model, X, budget="75%", planner=Away(0), wait=False)
     (plan,) = remat.plans_of(model).plans
-    assert plan.better is not None
     plan.better.wait(300)
     assert [len(remat.plans_of(each).plans) for each in lost] == [1, 1, 1]
 
@@ -131,7 +129,6 @@ def test_plans_of_a_model_that_has_gone_are_not_asked_for() -> None:
     may.set()
     for model in models:
         (plan,) = remat.plans_of(model).plans
-        assert plan.better is not None
         plan.better.wait(300)
     assert [planner.asked for planner in planners] == [1, 1, 0, 1]
 

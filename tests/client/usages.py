@@ -49,7 +49,6 @@ class Around(nn.Module):
             setattr(self, name, part)
 
     def inner(self, x: torch.Tensor, *args: Any) -> torch.Tensor:
-        assert self.middle is not None
         return self.middle(self, x, *args)
 
     def forward(self, x: torch.Tensor, *args: Any) -> torch.Tensor:
