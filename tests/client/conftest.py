@@ -39,6 +39,13 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def anew() -> None:
+    """No compilation of another test is known, and the numbers that are drawn are the same in every order of tests."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan and no profile of another test is known."""
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))

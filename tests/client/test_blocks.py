@@ -38,7 +38,6 @@ def alone() -> None:
     """What an earlier test has left is not freed while a step is watched."""
     torch._dynamo.reset()
     gc.collect()
-    torch.set_num_threads(1)
 
 
 few = st.integers(0, 6)

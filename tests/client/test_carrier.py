@@ -34,10 +34,7 @@ from tiers import first
 AGAIN: dict[str, Any] = {"budget": remat.ActivationBytes("1GiB"), "planner": Again()}
 GREEDY: dict[str, Any] = {"budget": "100%", "planner": "greedy"}
 
-
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 def plans(module: nn.Module) -> int:

@@ -37,10 +37,7 @@ class Blocks(nn.Module):
         return x.square().mean()
 
 
-@pytest.fixture(autouse=True)
-def anew() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 @pytest.mark.thorough

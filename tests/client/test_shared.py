@@ -24,12 +24,7 @@ from remat.planning.division import Option, Row, divide, least_bytes, peak_by
 from remat.profiling.measure import peak_memory
 from tiers import first
 
-
-@pytest.fixture(autouse=True)
-def anew() -> None:
-    torch._dynamo.reset()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 def stretch(layers: int, width: int = 64) -> nn.Sequential:

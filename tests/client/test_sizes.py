@@ -29,11 +29,6 @@ from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class OnDemand:
     """A planner whose first plan could cost less, and whose later ones come when it is told to go on."""
 

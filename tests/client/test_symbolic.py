@@ -26,12 +26,7 @@ from tiers import first
 WITH_SYMBOLS = "sizes are symbols of its trace"
 """What the log says once for each graph."""
 
-
-@pytest.fixture(autouse=True)
-def anew() -> None:
-    torch._dynamo.reset()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 class Case(NamedTuple):

@@ -29,14 +29,7 @@ from tiers import first
 
 WIDTH = 32
 
-
-@pytest.fixture(autouse=True)
-def settings() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.compiler.reset()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 class Mixed(nn.Module):

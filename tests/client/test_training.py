@@ -28,6 +28,8 @@ from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, readable, verify
 from tiers import first
 
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -37,12 +39,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.body(x)).square().mean()
-
-
-@pytest.fixture(autouse=True)
-def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,6 @@ from tiers import first
 Scene: TypeAlias = Callable[[Any, Any], list[Any]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape or (4, 8))
 

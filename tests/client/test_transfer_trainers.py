@@ -19,11 +19,6 @@ from remat.training.enable import plans_of
 from remat_ir import host_peak
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Model(nn.Module):
     """A loss of four layers."""
 

@@ -43,11 +43,6 @@ from remat_ir import (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CASES)])
 def test_every_plan_with_transfers_trains_exactly(name: str, profiles: DiskProfiles) -> None:
     torch.manual_seed(0)

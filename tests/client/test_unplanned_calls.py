@@ -20,11 +20,7 @@ from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat_ir import Answer, Problem, RematError
 
-
-@pytest.fixture(autouse=True)
-def one_thread(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def net() -> nn.Module:

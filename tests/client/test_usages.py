@@ -32,10 +32,7 @@ class Again:
         return Answer.of_plan(problem, everything_again(SimpleNamespace(graph=problem.graph)), method="again")
 
 
-@pytest.fixture(autouse=True)
-def alone() -> None:
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("anew")
 
 
 def trained(case: Case, call: Callable[..., Any], after: Callable[[], None] = lambda: None) -> list[list[Any]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from benchmarks.models.behind import behind
 from benchmarks.models.zoo import build, named
 from functorch.compile import default_partition, make_boxed_func
@@ -35,7 +34,6 @@ def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in named("tiny")])
 def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: DiskProfiles) -> None:
-    torch.set_num_threads(1)
     subject = build(name)
     case = Case(subject.model, (), dict(subject.inputs), None)
     step = training_step(case.module, case.args, case.kwargs, table=profiles)
