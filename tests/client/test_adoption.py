@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import remat
+from client.comparing import equal
 from remat.training.enable import plans_of
 from tiers import first
 
@@ -51,11 +52,6 @@ def trained(model: nn.Module, run: nn.Module, steps: int = 2) -> list[torch.Tens
         found.append(loss.detach())
     found += [p.grad for p in model.parameters() if p.grad is not None]
     return [*found, *model.buffers(), torch.get_rng_state()]
-
-
-def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """Whether two trainings are the same bit for bit."""
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.fixture

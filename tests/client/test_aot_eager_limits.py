@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import remat
+from client.comparing import step_differences
 from client.small_models import Case, numbers
 from client.test_exact import callable_of, everything_again, outcome
 from client.test_zoo import stock_of
@@ -37,8 +38,7 @@ def test_batch_norm_without_a_momentum_trains_as_without_a_plan() -> None:
     plain, model, x = Averaging(), Averaging(), numbers(4, 3, 8, 8)
     model.load_state_dict(plain.state_dict())
     remat.optimize(model, x, budget=remat.Fraction(1), planner="greedy")
-    found = [measure.outcome(each, measure.forward_backward(each, (x,))) for each in (plain, model)]
-    assert measure.differences(*found) == []
+    assert step_differences(plain, model, (x,)) == []
 
 
 class Denoised(nn.Module):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
+from client.comparing import equal, gradients, step_differences
 from client.small_models import numbers
 from remat.compile.shared import Division
 from remat.planning.budget import Budget, UnitBytes, bounded, bytes_of
@@ -168,8 +169,7 @@ def test_a_real_step_keeps_to_the_budget_of_the_whole(share: float) -> None:
     assert found.overhead > 0
     assert 0 < len(planner.asked) <= len({problem_digest(problem) for problem in planner.asked})
     plain.load_state_dict(model.state_dict())
-    one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
-    assert measure.differences(one, other) == []
+    assert step_differences(plain, model, (x,)) == []
     measured = peak_bytes(model, x)
     assert measured == pytest.approx(found.predicted_bytes, rel=0.03)
     assert measured <= budget
@@ -252,8 +252,7 @@ def test_a_block_that_runs_twice_and_one_that_never_runs_share_as_well() -> None
     assert found.calls == 3
     model.zero_grad()
     step(model), step(plain)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert equal(gradients(model), gradients(plain))
 
 
 def test_a_copy_shares_the_budget_and_a_plan_file_has_all_of_it(tmp_path: Path) -> None:

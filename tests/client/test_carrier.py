@@ -19,8 +19,9 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import remat
+from client.comparing import equal, step_differences
 from client.small_models import CASES, Writing
-from client.test_adoption import Net, equal, trained
+from client.test_adoption import Net, trained
 from client.test_exact import outcome
 from client.transferring import LINK, Mover
 from releases.test_lane import Again
@@ -134,8 +135,7 @@ def test_ordinary_python_trains_by_plans(kind: Callable[[], nn.Module]) -> None:
     model = remat.enable(copy.deepcopy(plain), **AGAIN)
     for seed in range(4):
         x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
-        expected = measure.outcome(plain, measure.forward_backward(plain, (x,)))
-        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(model, (x,)))) == []
+        assert step_differences(plain, model, (x,)) == []
     assert 1 <= plans(model) <= MOST.get(kind, 3)
 
 
@@ -157,8 +157,7 @@ def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
     model = remat.enable(copy.deepcopy(plain), budget="80%", planner="greedy")
     for rows in (8, 6, 4, 8, 2, 1, 5):
         x = (torch.randn(rows, 3, 12, 12),)
-        expected = measure.outcome(plain, measure.forward_backward(plain, x))
-        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(model, x))) == []
+        assert step_differences(plain, model, x) == []
     assert len(model.forward.backend.graphs) <= 3  # a size of 1 is a graph of its own
     assert plans(model) >= 6
 

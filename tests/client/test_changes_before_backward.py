@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import remat
+from client.comparing import equal
 from remat.planning.options import SolveOptions
 from remat.training.enable import plans_of
 from remat_ir import Answer, Problem, plain_plan
@@ -51,10 +52,6 @@ def step(model: nn.Module, run: Any, between: Callable[[Any], object] = lambda m
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def enabled(make: Callable[..., Any]) -> nn.Sequential:
     return remat.enable(blocks(), budget="1GiB", planner=Given(make), mode="graph", self_check=False)
 
@@ -88,11 +85,11 @@ def test_a_storage_that_is_put_in_anothers_place_before_backward_is_refused_by_n
     plain, kept = blocks(), enabled(plain_plan)
     torch._dynamo.reset()
     stock = torch.compile(plain, backend="aot_eager", fullgraph=True)
-    assert same(step(plain, stock), before)
-    assert same(step(plain, stock, swap), step(kept, kept, swap))
+    assert equal(step(plain, stock), before)
+    assert equal(step(plain, stock, swap), step(kept, kept, swap))
     swap(plain)
     swap(kept)
-    assert same(step(plain, stock), step(kept, kept)), "between steps it may change"
+    assert equal(step(plain, stock), step(kept, kept)), "between steps it may change"
 
 
 def test_a_write_that_autograd_does_not_see_is_read_by_what_is_computed_again() -> None:
@@ -101,8 +98,8 @@ def test_a_write_that_autograd_does_not_see_is_read_by_what_is_computed_again() 
     torch._dynamo.reset()
     stock = torch.compile(plain, backend="aot_eager", fullgraph=True)
     expected = step(plain, stock, write_unseen)
-    assert same(expected, step(kept, kept, write_unseen))
-    assert not same(expected, step(again, again, write_unseen))
+    assert equal(expected, step(kept, kept, write_unseen))
+    assert not equal(expected, step(again, again, write_unseen))
 
 
 @pytest.mark.parametrize("dtype", first(1, [torch.bfloat16, torch.float32, torch.float64]))
@@ -125,7 +122,7 @@ def test_a_write_that_autograd_does_not_see_is_refused_where_checksums_are_asked
     plain.load_state_dict(model.state_dict())
     torch._dynamo.reset()
     stock = torch.compile(plain, backend="aot_eager", fullgraph=True)
-    assert same(step(plain, lambda x: stock(x.to(dtype))), step(model, run))
+    assert equal(step(plain, lambda x: stock(x.to(dtype))), step(model, run))
 
 
 def test_two_calls_may_run_backward_in_any_order() -> None:
@@ -176,8 +173,8 @@ def test_hooks_of_all_modules_run_once_beside_own_hooks(way: str) -> None:
         for hooked in (plain, run):
             hooked.register_forward_hook(lambda module, args, output: output * 3)
         for _ in range(2):
-            assert same(step(plain, plain), step(model, run))
+            assert equal(step(plain, plain), step(model, run))
         assert len(plans_of(model).plans) == 1
     finally:
         everywhere.remove()
-    assert same(step(plain, plain), step(model, run)), "and no longer"
+    assert equal(step(plain, plain), step(model, run)), "and no longer"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import equal
 from remat._compat.versions import version
 from remat.training.enable import plans_of
 from tiers import first
@@ -70,10 +71,6 @@ def step(model: nn.Module, run: Any, seed: int) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("name", first(2, FUNCTIONS))
 def test_factorizations_train_bit_for_bit(name: str) -> None:
     """What refuses made-up inputs is measured on what precedes it makes."""
@@ -85,8 +82,8 @@ def test_factorizations_train_bit_for_bit(name: str) -> None:
     behind = torch.compile(compiled, backend=backend, fullgraph=True, dynamic=False)
     for seed in range(2):
         expected = step(plain, stock, seed)
-        assert same(expected, step(model, model, seed))
-        assert same(expected, step(compiled, behind, seed))
+        assert equal(expected, step(model, model, seed))
+        assert equal(expected, step(compiled, behind, seed))
     (planned,) = plans_of(model).plans
     assert (planned.answer.overhead or 0) > 0
     assert (backend.answers[0].overhead or 0) > 0
@@ -103,11 +100,11 @@ def test_what_is_singular_raises_as_it_does_without_a_plan(name: str) -> None:
     remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", mode="graph")
     plain = copy.deepcopy(model)
     remat.disable(plain)
-    assert same(step(plain, plain, 0), step(model, model, 0))
+    assert equal(step(plain, plain, 0), step(model, model, 0))
     for run in (plain, model):
         with pytest.raises(linalg.LinAlgError):
             run(torch.randn(SIZE, SIZE), torch.zeros(()))
-    assert same(step(plain, plain, 1), step(model, model, 1))
+    assert equal(step(plain, plain, 1), step(model, model, 1))
 
 
 class Asserting(nn.Module):
@@ -181,5 +178,5 @@ def test_the_parts_around_a_size_that_depends_on_the_data_train_by_plans() -> No
         return [*steps, *(p.grad for p in model.parameters() if p.grad is not None)]
 
     behind = remat.backend(330_000, planner="greedy")
-    assert same(trained("aot_eager"), trained(behind))
+    assert equal(trained("aot_eager"), trained(behind))
     assert (behind.answers[0].overhead or 0) > 0

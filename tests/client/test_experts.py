@@ -13,6 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 import remat
+from client.comparing import equal
 from remat.training.enable import plans_of
 
 SMALL: dict[str, Any] = {
@@ -63,8 +64,7 @@ def learned(model: nn.Module) -> list[torch.Tensor]:
 def test_experts_train_as_without_a_plan(make: Any, how: str) -> None:
     plain, planned = make(how), make(how)
     remat.enable(planned, budget=remat.Fraction(0.6), planner="greedy")
-    for one, other in zip(learned(plain), learned(planned), strict=True):
-        assert torch.equal(one, other)
+    assert equal(learned(plain), learned(planned))
     (plan,) = (p for p in plans_of(planned).plans if p)
     graph = plan.step.graph
     times = Counter(int(op) for op in plan.answer.plan.computes)
@@ -78,8 +78,7 @@ def test_experts_train_as_without_a_plan(make: Any, how: str) -> None:
 def test_experts_in_a_loop_train_as_without_a_plan() -> None:
     plain, model = qwen("eager"), qwen("eager")
     remat.enable(model, budget="100%", planner="greedy")
-    for one, other in zip(learned(plain), learned(model), strict=True):
-        assert torch.equal(one, other)
+    assert equal(learned(plain), learned(model))
 
 
 class Layer(nn.Module):
@@ -111,5 +110,4 @@ def test_experts_in_a_loop_train_as_a_chain(caplog: pytest.LogCaptureFixture) ->
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert len(plans_of(model).chains) == 1
     assert "the stages run as a chain: " in caplog.text
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    assert equal(*found)

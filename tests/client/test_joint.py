@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 import remat
+from client.comparing import step_differences
 from client.test_named_backend import OPTIONS
 from remat import _compat
 from remat.capture import joint
@@ -50,8 +51,7 @@ def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO, "remat"):
         for length in (24, 20, 17, 24, 20):
             x = (torch.randn(4, length, 16),)
-            expected = measure.outcome(plain, measure.forward_backward(plain, x))
-            assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
+            assert step_differences(plain, model, x, run) == []
     assert caplog.text.count("the model repeats 7 blocks of ") == 2, "and further sizes are traced once, with symbols"
     assert all(answer.overhead for answer in behind.answers)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from client.comparing import equal, step_differences
 from client.named_backend import installed
-from client.test_adoption import Net, equal, stock, trained
+from client.test_adoption import Net, stock, trained
 from remat.compile import named
-from remat.profiling import measure
 
 OPTIONS = {"budget": "80%", "planner": "greedy"}
 
@@ -67,8 +67,7 @@ def test_sizes_are_open_and_parts_share_the_budget(net: nn.Module) -> None:
     run = torch.compile(model, backend="remat", options=options)
     for rows in (8, 6, 4, 8, 5, 5, 5, 5, 5, 5):
         x = (torch.randn(rows, 3, 8, 8),)
-        expected = measure.outcome(plain, measure.forward_backward(plain, x))
-        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
+        assert step_differences(plain, model, x, run) == []
     ((_, backend),) = named._kept
     assert backend.division is not None
     assert max(len(graph.made) for graph in backend.graphs) == 3

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import equal
 from client.small_models import numbers
 from remat import _compat
 from remat.capture import backward
@@ -110,16 +111,12 @@ def scaler() -> torch.amp.GradScaler:
     return made
 
 
-def same(one: Iterator[torch.Tensor], other: Iterator[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("name", first(4, MADE))
 def test_training_is_that_of_the_plain_loop(name: str) -> None:
     plain, planned = Net(name != "Muon"), Net(name != "Muon")
     optimizers = MADE[name](plain.parameters()), MADE[name](planned.parameters())
     enabled(planned, optimizers[1])
-    assert same(train(plain, optimizers[0]), train(planned, optimizers[1]))
+    assert equal(train(plain, optimizers[0]), train(planned, optimizers[1]))
     (plan,) = plans_of(planned).plans
     assert len(plan.step.operations.updates) == len(list(planned.parameters()))
     assert plan.answer.overhead
@@ -131,7 +128,7 @@ def test_tied_weights_are_updated_once_after_their_last_gradient(affine: bool, s
     plain, planned = Net(affine, tied=True), Net(affine, tied=True)
     optimizers = torch.optim.AdamW(plain.parameters()), torch.optim.AdamW(planned.parameters())
     enabled(planned, optimizers[1], share)
-    assert same(train(plain, optimizers[0]), train(planned, optimizers[1]))
+    assert equal(train(plain, optimizers[0]), train(planned, optimizers[1]))
 
 
 def test_the_peak_is_as_predicted_and_below_all_gradients() -> None:
@@ -184,7 +181,7 @@ def test_where_an_update_stands_is_needed_as_a_whole(name: str, found: Any, monk
             enabled(planned, optimizers[1], 1.0)(numbers(16, WIDTH))
         return
     enabled(planned, optimizers[1], 1.0)
-    assert not same(train(plain, optimizers[0]), train(planned, optimizers[1]))
+    assert not equal(train(plain, optimizers[0]), train(planned, optimizers[1]))
 
 
 def test_parameters_that_cannot_be_released_are_left_to_the_step() -> None:
@@ -202,7 +199,7 @@ def test_parameters_that_cannot_be_released_are_left_to_the_step() -> None:
             (loss + weight.square().mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert same(iter(plain.state_dict().values()), iter(planned.state_dict().values()))
+    assert equal(plain.state_dict().values(), planned.state_dict().values())
 
 
 @pytest.fixture

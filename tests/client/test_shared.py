@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from client.comparing import equal
 from drawn import examples
 from remat.compile.shared import Division
 from remat.compile.sized import Backend
@@ -97,10 +98,6 @@ def cleared(*modules: nn.Module) -> None:
     for module in modules:
         for p in module.parameters():
             p.grad = torch.zeros_like(p)
-
-
-def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
 
 
 def backend(budget: Any, **options: Any) -> Backend:

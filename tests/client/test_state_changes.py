@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.swa_utils import AveragedModel
 
 import remat
+from client.comparing import equal
 from remat.training.enable import plans_of
 from tiers import first
 
@@ -195,13 +196,6 @@ def step(model: nn.Module, run: nn.Module, seed: int, *more: Any) -> list[torch.
     grads = [p.grad for part in (model, *getattr(model, "hidden", ())) for p in part.parameters()]
     kept = [None if t is None else t.detach().clone() for t in (loss, *grads, *model.buffers())]
     return [*kept, torch.get_rng_state()]
-
-
-def equal(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> bool:
-    return all(
-        (a is None) == (b is None) and (a is None or b is None or torch.equal(a, b))
-        for a, b in zip(one, other, strict=True)
-    )
 
 
 QUICK = {

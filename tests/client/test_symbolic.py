@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 import remat
+from client.comparing import step_differences
 from client.small_models import Mlp, Writing, mean_square, numbers
 from client.test_joint import Blocks
 from remat import _compat
@@ -121,9 +122,8 @@ def test_every_size_trains_bit_for_bit(name: str, caplog: pytest.LogCaptureFixtu
     run = torch.compile(model, backend=remat.backend("100%" if name == "0 and 1" else "80%", planner="greedy"))
     with caplog.at_level(logging.INFO, "remat"):
         for call in (*case.calls, *case.calls):
-            expected = measure.outcome(plain, measure.forward_backward(plain, call, loss=case.loss))
-            found = measure.outcome(model, measure.forward_backward(run, call, loss=case.loss))
-            assert measure.differences(expected, found) == [], [each.shape for each in call if hasattr(each, "shape")]
+            found = step_differences(plain, model, call, run, case.loss)
+            assert found == [], [each.shape for each in call if hasattr(each, "shape")]
     assert (WITH_SYMBOLS in caplog.text) == (name != "floats")
     assert "traced by itself" not in caplog.text
     assert "without a plan" not in caplog.text
@@ -183,10 +183,7 @@ def test_a_mode_of_functions_is_applied_once(caplog: pytest.LogCaptureFixture) -
     run = torch.compile(model, backend=remat.backend("100%", planner="greedy"))
     with caplog.at_level(logging.INFO, "remat"), Doubled():
         for rows in (3, 5, 4, 7):
-            x = (numbers(rows, 16),)
-            expected = measure.outcome(plain, measure.forward_backward(plain, x, loss=mean_square))
-            found = measure.outcome(model, measure.forward_backward(run, x, loss=mean_square))
-            assert measure.differences(expected, found) == []
+            assert step_differences(plain, model, (numbers(rows, 16),), run, mean_square) == []
     assert WITH_SYMBOLS in caplog.text
 
 

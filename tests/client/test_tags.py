@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
+from client.comparing import equal
 from client.small_models import mean_square, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
@@ -98,8 +99,7 @@ def test_torch_carries_out_the_plan_to_the_byte(name: str, share: str) -> None:
     plain = copy.deepcopy(model)
     tags = TagPass(share, planner="local", time_limit_s=4)
     got = _by_pass(model, x, tags)
-    for ours, theirs in zip(got, _step(plain, plain, x), strict=True):
-        assert torch.equal(ours, theirs)
+    assert equal(got, _step(plain, plain, x))
     (found,) = tags.tagged
     assert found.again
     assert tags.peaks == [found.peak_bytes]
@@ -123,7 +123,7 @@ def test_views_of_equal_values_are_views_of_the_one_that_is_left() -> None:
     model, x = Twice(), numbers(24, 32)
     plain, tags = copy.deepcopy(model), TagPass("100%", planner="greedy")
     got = _by_pass(model, x, tags)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, _step(plain, plain, x), strict=True))
+    assert equal(got, _step(plain, plain, x))
     (found,) = tags.tagged
     kernels = [op.nodes[0] for op in found.joint.step.ops if op.nodes]
     assert sum("addmm" in str(node.target) for node in kernels) == 1
@@ -391,7 +391,7 @@ def test_a_traced_step_is_tagged_for_torchtitans_trainer(share: str) -> None:
         if node.name in found.again:
             assert node.meta.get("custom", {}).get("module_fqn") not in ("lm_head", "loss")
     _run_again(gm)
-    assert all(torch.equal(a, b) for a, b in zip(gm(*given), plain, strict=True))
+    assert equal(gm(*given), plain)
     measured = peak_memory(lambda: gm(*given)).peak_bytes
     promised = found.peak_bytes - found.joint.graph.fixed_bytes
     assert 0.98 * promised <= measured <= promised
@@ -453,5 +453,5 @@ def test_autoparallels_backend_takes_the_pass() -> None:
     model, x = MODELS["mlp"]()
     plain = _step(model, model, x)
     got = _step(model, torch.compile(model, backend=backend, dynamic=False), x)
-    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+    assert equal(got, plain)
     assert tags.peaks == [tags.tagged[0].peak_bytes]
