@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from planners import OnDemand
 from ranks_training import FRACTION, blocks, message, trained
 from torch import nn
 from torch.distributed import pipelining
@@ -24,14 +24,11 @@ from remat.capture.operations import held_by_threads
 from remat.device import of
 from remat.distributed import RankPlanner
 from remat.planning.profiles import Profile
-from remat.planning.sources import GreedyPlanner
 from remat.profiling import timing
 from remat.profiling.collectives import hop_signatures
 from remat.profiling.fixed import here
 from remat.settings import settings
 from remat.training.enable import backend_of, plans_of
-from remat_ir import Answer, Graph, Problem
-from remat_ir.greedy import checkpointed
 
 WIDTH = 32
 
@@ -154,27 +151,12 @@ class Mixing(nn.Module):
         return (x * self.scale).square().mean().to_local()
 
 
-class Coming:
-    """A tight plan at once, and one that costs less when it is told to."""
-
-    def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), 0
-
-    def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        if self.asked > 1:
-            assert self.go.wait(60)
-            return GreedyPlanner().plan(problem)
-        assert isinstance(problem.subject, Graph)
-        return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
-
-
 def implicitly_replicated() -> dict[str, Any]:
     """Steps before and after a better plan takes over, in both ways, under DTensor's implicit replication."""
     found: dict[str, Any] = {}
     for way in ("enable", "backend"):
         torch.compiler.reset()
-        planned, plain, planner = Mixing(), Mixing(), Coming()
+        planned, plain, planner = Mixing(), Mixing(), OnDemand()
         asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": RankPlanner(planner), "max_gap": 0}
         run: Any = planned
         if way == "enable":

@@ -19,18 +19,17 @@ from torch import nn
 
 import remat
 from client.comparing import equal, gradients, step_differences
+from client.planners import Noting
 from client.small_models import numbers
 from remat.compile.shared import Division
 from remat.planning.budget import Budget, UnitBytes, bounded, bytes_of
 from remat.planning.division import Option, Place, allot
 from remat.planning.greedy import greedy_answer
-from remat.planning.options import DEFAULT, SolveOptions
-from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.trainers import PlannedRuns
 from remat.training.enable import backend_of, plans_of
 from remat.training.step import training_step
-from remat_ir import Answer, InvalidData, Plan, Problem, budget_at, plain_plan, problem_digest, replay, verify
+from remat_ir import InvalidData, Plan, Problem, budget_at, plain_plan, problem_digest, replay, verify
 from remat_ir.greedy import checkpointed
 
 
@@ -102,17 +101,6 @@ class Model(nn.Module):
         return self.last(x).square().mean()
 
 
-class Counting(GreedyPlanner):
-    """How often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Problem] = []
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: object = None) -> Answer:
-        self.asked.append(problem)
-        return super().plan(problem)
-
-
 def peak_bytes(model: nn.Module, x: torch.Tensor) -> int:
     """Of a real step, above what was there before it; the second, since libraries keep what the first one allocates."""
     for _ in range(2):
@@ -161,13 +149,13 @@ def divided(blocks: nn.ModuleList, step: Callable[[], object], budget: Budget, *
 @pytest.mark.parametrize("share", [0.9, 0.6])
 def test_a_real_step_keeps_to_the_budget_of_the_whole(share: float) -> None:
     """Its peak by the allocator's events, gradients as without a plan, and one solve for blocks that are the same."""
-    x, plain, model, planner = numbers(256, 32), Model(), Model(), Counting()
+    x, plain, model, planner = numbers(256, 32), Model(), Model(), Noting()
     budget = int(share * peak_bytes(plain, x))
     found = divided(model.blocks, lambda: model(x).backward(), remat.ActivationBytes(budget), planner=planner)
     assert found.calls == 4
     assert found.predicted_bytes <= found.allowed_bytes == budget
     assert found.overhead > 0
-    assert 0 < len(planner.asked) <= len({problem_digest(problem) for problem in planner.asked})
+    assert 0 < len(planner.problems) <= len({problem_digest(problem) for problem in planner.problems})
     plain.load_state_dict(model.state_dict())
     assert step_differences(plain, model, (x,)) == []
     measured = peak_bytes(model, x)

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from client.comparing import equal, gradients
+from client.planners import OnDemand
 from client.small_models import Mlp, numbers
-from client.test_takeover import Coming, Mixed, amp
+from client.test_takeover import Mixed, amp
 from remat.training.enable import backend_of
 from remat_ir import InvalidData
 
@@ -127,7 +128,7 @@ def test_a_forward_pass_under_another_autocast_than_its_compilation_is_refused()
     torch.manual_seed(0)
     model, x = Mixed(attends=True), numbers(256, 32)
     with amp():
-        run: Any = remat.optimize(model, (x,), budget="100%", planner=Coming(), on_failure="raise")
+        run: Any = remat.optimize(model, (x,), budget="100%", planner=OnDemand(), on_failure="raise")
     (trained,) = backend_of(run).trained
     made = trained.planned
     trained.use(replace(made, run=in_a_thread(lambda: made.step.compile(made.answer.plan, now=True))))

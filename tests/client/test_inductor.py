@@ -16,6 +16,7 @@ from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 
 import remat
 from client.inductor_models import IMAGES, INPUT, Convolutions, Layers, Levels, Mixers, Net, Next
+from client.planners import Noting
 from remat._compat.inductor import code
 from remat.compile.inductor.backend import NOT_WITH, InductorBackend
 from remat.planning.options import DEFAULT, SolveOptions
@@ -300,19 +301,13 @@ def test_convolutions_sum_in_plain_inductors_order(kind: type[nn.Module]) -> Non
 @pytest.mark.slow
 def test_a_plan_over_the_budget_is_replanned() -> None:
     """What Inductor's generated code needs decides: each try asks for less, in all or where the code held too much."""
-    asked: list[Problem] = []
-
-    class Noted(GreedyPlanner):
-        def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-            asked.append(problem)
-            return super().plan(problem, options)
-
-    run, backend = compiled(Net(), planner=Noted(), budget=remat.Fraction(0.6))
+    planner = Noting()
+    run, backend = compiled(Net(), planner=planner, budget=remat.Fraction(0.6))
     run(INPUT).backward()
     (carried,) = backend.carried
     assert carried.predicted_bytes <= carried.budget_bytes
-    assert len(asked) == len(carried.tries) > 1
-    needs = [sum(p.subject.op_workspace_bytes) - p.budget_bytes for p in asked]
+    assert len(planner.problems) == len(carried.tries) > 1
+    needs = [sum(p.subject.op_workspace_bytes) - p.budget_bytes for p in planner.problems]
     for (_, came_to), now, then in zip(carried.tries, needs, needs[1:], strict=False):
         if came_to is not None and came_to > carried.budget_bytes:
             assert then > now

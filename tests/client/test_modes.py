@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +11,12 @@ import torch
 from torch import nn
 
 import remat
+from client.planners import OnDemand
 from client.small_models import Mlp, numbers
 from remat.chains.modules import ChainedModule
 from remat.errors import CaptureError
-from remat.planning.greedy import greedy_answer
-from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
-from remat_ir import Answer, InvalidData, Problem, budget_at, problem_digest
+from remat_ir import Answer, InvalidData
 from tiers import first
 
 
@@ -74,25 +71,10 @@ def test_another_size_of_a_chain_gets_a_plan_of_its_own() -> None:
     assert len(remat.plans_of(trained).chains) == 2
 
 
-class Held:
-    """A tight plan first; for later problems one that costs less, once it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), 0
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        if self.asked > 1:
-            assert self.go.wait(60)
-            return greedy_answer(problem)
-        found = greedy_answer(Problem(problem.subject, budget_at(problem.subject, 0.6)))
-        return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
-
-
 @pytest.mark.thorough
 def test_no_step_of_a_chain_waits_at_another_size() -> None:
     """It starts on the plan of the first size and ends the step by it; the better one takes over at the next."""
-    module, planner, small, large = recurrent(), Held(), numbers(4, 12, 16), numbers(8, 12, 16)
+    module, planner, small, large = recurrent(), OnDemand(0.6), numbers(4, 12, 16), numbers(8, 12, 16)
     asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": planner, "max_gap": 0}
 
     reference = copy.deepcopy(module)
@@ -128,7 +110,7 @@ def test_no_step_of_a_chain_waits_at_another_size() -> None:
 
 @pytest.mark.thorough
 def test_a_chain_may_start_without_waiting() -> None:
-    module, planner, x = recurrent(), Held(), numbers(4, 12, 16)
+    module, planner, x = recurrent(), OnDemand(0.6), numbers(4, 12, 16)
     planner.asked = 1
     trained = remat.optimize(module, (x,), budget=remat.Fraction(0.6), planner=planner, mode="chain", wait=False)
     (chain,) = remat.plans_of(trained).chains
@@ -141,7 +123,7 @@ def test_a_chain_may_start_without_waiting() -> None:
 @pytest.mark.parametrize("reserved", [None, 12345])
 def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int | None) -> None:
     """On an accelerator what a plan reserves is known from a rehearsal, at the start of the step that could take it."""
-    module, planner, small, large = recurrent(), Held(), numbers(4, 12, 16), numbers(8, 12, 16)
+    module, planner, small, large = recurrent(), OnDemand(0.6), numbers(4, 12, 16), numbers(8, 12, 16)
     trained = remat.optimize(module, (small,), budget=remat.Fraction(1), planner=planner, max_gap=0, mode="chain")
     trained(large)
     chain = next(c for c in remat.plans_of(trained).chains if c.better is not None)

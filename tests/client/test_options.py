@@ -14,6 +14,7 @@ from torch import nn
 
 import remat
 from client.commands import remat as command
+from client.planners import Noting
 from client.small_models import numbers
 from remat.planning.coordinator import Coordinator
 from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
@@ -196,17 +197,6 @@ def test_segments_and_plans_that_exist_take_no_options() -> None:
         remat.explain(trained, time_limit_s=5)
 
 
-class Noting(GreedyPlanner):
-    """With which options it was asked."""
-
-    def __init__(self) -> None:
-        self.heard: list[SolveOptions] = []
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        self.heard.append(options)
-        return super().plan(problem, options)
-
-
 def _small() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)))
@@ -267,8 +257,8 @@ def test_an_object_and_its_fields_are_the_same(entry: str) -> None:
     for given in ways:
         planner = Noting()
         ASKING[entry](planner, **given)
-        assert planner.heard
-        assert {(o.method, o.time_limit_s, o.max_gap) for o in planner.heard} == {("magic", 3.0, 0.25)}
+        assert planner.options
+        assert {(o.method, o.time_limit_s, o.max_gap) for o in planner.options} == {("magic", 3.0, 0.25)}
 
 
 def test_a_chain_hears_of_progress_and_takes_the_slack() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 import remat
+from client.planners import OnDemand
 from client.small_models import numbers
 from client.test_training import Net
 from remat.planning.greedy import greedy_answer, plan_of_another_size
@@ -26,23 +27,7 @@ from remat.profiling import measure, profile
 from remat.profiling.timing import Timed, elements, fitted_cost, times
 from remat.training.enable import plans_of
 from remat.training.step import training_step
-from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
-
-
-class OnDemand:
-    """A planner whose first plan could cost less, and whose later ones come when it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), list[Problem]()
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        self.asked.append(problem)
-        if len(self.asked) > 1:
-            assert self.go.wait(60)
-            return greedy_answer(problem, time_limit_s=10, max_gap=0.01)
-        tight = Problem(problem.graph, budget_at(problem.graph, 0.7))
-        found = greedy_answer(tight, time_limit_s=10, max_gap=0.01)
-        return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
+from remat_ir import Answer, Problem, Status, budget_at, graph_of, verify
 
 
 def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outcome:
@@ -57,7 +42,7 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
     sizes: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
-    planner, module = OnDemand(), Net()
+    planner, module = OnDemand(0.7, max_gap=0.01), Net()
     plain = copy.deepcopy(module)
     old, new = (numbers(size, 64) for size in sizes)
     trained = remat.optimize(module, (old,), budget=remat.Fraction(1), planner=planner)
@@ -84,8 +69,8 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
 
 @pytest.mark.thorough
 def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
-    planner, x = OnDemand(), numbers(512, 64)
-    planner.asked.append(None)
+    planner, x = OnDemand(0.7, max_gap=0.01), numbers(512, 64)
+    planner.asked = 1
     module = Net()
     original = copy.deepcopy(module)
     trained = remat.optimize(module, (x,), budget=remat.Fraction(0.7), planner=planner, wait=False)
@@ -188,7 +173,7 @@ class Failing:
         self.asked += 1
         if self.asked > 1:
             raise RuntimeError("the planner is gone")
-        return OnDemand().plan(problem)
+        return OnDemand(0.7, max_gap=0.01).plan(problem)
 
 
 @pytest.mark.thorough

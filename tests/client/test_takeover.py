@@ -20,12 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from client.comparing import gradients
+from client.planners import OnDemand
 from client.small_models import numbers
-from remat.planning.greedy import greedy_answer
-from remat.planning.options import DEFAULT, SolveOptions
 from remat.training.enable import plans_of
-from remat_ir import Answer, Graph, Problem
-from remat_ir.greedy import checkpointed
 from tiers import first
 
 WIDTH = 32
@@ -57,22 +54,6 @@ class Mixed(nn.Module):
         return F.dropout(y, 0.1).square().mean()
 
 
-class Coming:
-    """A tight plan for the first problem, which its like start on; the one that costs less comes when it is told to."""
-
-    def __init__(self) -> None:
-        self.go, self.asked, self.threads = threading.Event(), 0, list[str]()
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        self.threads.append(threading.current_thread().name)
-        if self.asked > 1:
-            assert self.go.wait(60)
-            return greedy_answer(problem)
-        assert isinstance(problem.subject, Graph)
-        return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
-
-
 class Job:
     """A model that trains by one of the two ways, at a size whose better plan is still to come.
 
@@ -85,7 +66,7 @@ class Job:
         self, way: str, state: Callable[[], Any], make: Callable[[], nn.Module] = Mixed, needs_grad: bool = False
     ) -> None:
         torch.manual_seed(0)
-        self.model, self.planner, self.state = make(), Coming(), state
+        self.model, self.planner, self.state = make(), OnDemand(), state
         self.small, self.large = (numbers(rows, WIDTH, requires_grad=needs_grad) for rows in (256, 512))
         asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": self.planner, "max_gap": 0}
         self.run: Any

@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,21 +14,13 @@ import torch
 
 import remat
 from client.small_models import Case
-from client.test_exact import everything_again
 from client.usages import PARTS, PLAIN, PLANNED, USAGES
+from releases.test_lane import Again
 from remat.training.enable import backend_of
-from remat_ir import Answer, Problem
 
 TABLE = Path(__file__).parents[2] / "docs" / "adoption.md"
 BY_HAND = {"flex_attention_with_a_score", "flex_attention_with_a_block_mask"}
 """On a CPU torch refuses to differentiate them, although its reference kernel can be: without that check it is run."""
-
-
-class Again:
-    """A planner whose plans compute before each op of the backward pass all that it needs anew."""
-
-    def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
-        return Answer.of_plan(problem, everything_again(SimpleNamespace(graph=problem.graph)), method="again")
 
 
 pytestmark = pytest.mark.usefixtures("anew")
