@@ -74,3 +74,9 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
     """What the capture says of blocks that repeat."""
     caplog.set_level(logging.INFO, "remat")
     return lambda: " ".join(record.getMessage() for record in caplog.records if "block" in record.getMessage())
+
+
+@pytest.fixture
+def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where only the thin client is installed: the fallback is the greedy plan."""
+    monkeypatch.setattr("remat.planning.sources.entry_points", lambda **_: [])

@@ -41,12 +41,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-@pytest.fixture
-def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where only the thin client is installed: the fallback is the greedy plan."""
-    monkeypatch.setattr("remat.planning.sources.entry_points", lambda **_: [])
-
-
 def problem(name: str = "gpt-2-whole", fraction: float = 0.92) -> Problem:
     graph = instance(name)
     return Problem(graph, budget_at(graph, fraction))

@@ -58,12 +58,6 @@ def here(tmp_path: Path) -> Settings:
     return settings(cache_dir=tmp_path, environ={})
 
 
-@pytest.fixture
-def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where only the thin client is installed."""
-    monkeypatch.setattr("remat.planning.sources.entry_points", lambda **_: [])
-
-
 def ask(url: str, here: Settings, *, strict: bool = False, **more: Any) -> Answer:
     planner = planner_for(url, strict=strict, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 0.5))
     on_progress = more.pop("on_progress", None)
