@@ -36,6 +36,14 @@ def mean_square(output: torch.Tensor) -> torch.Tensor:
     return output.float().square().mean()
 
 
+def module_of(forward: Callable[..., Any], **parts: Any) -> Any:
+    """A module with these parts and this forward, of a class of its own."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
 class Mlp(nn.Module):
     def __init__(self, width: int = 32, depth: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
@@ -68,94 +76,70 @@ def batch_norm_and_dropout() -> Case:
 
 @case
 def batch_norm_used_twice() -> Case:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(F.relu(self.norm(self.linear(x)))))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(self.linear(F.relu(self.norm(self.linear(x)))))
-
-    return Case(Twice(), (numbers(8, 16),), {}, lambda o: o.pow(4).mean())
+    module = module_of(forward, linear=nn.Linear(16, 16), norm=nn.BatchNorm1d(16))
+    return Case(module, (numbers(8, 16),), {}, lambda o: o.pow(4).mean())
 
 
 @case
 def in_place_ops() -> Case:
-    class InPlace(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        y.mul_(2.0)
+        y[:, :4].add_(1.0)
+        return self.b(y).relu_() * 2
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.a(x)
-            y.mul_(2.0)
-            y[:, :4].add_(1.0)
-            return self.b(y).relu_() * 2
-
-    return Case(InPlace(), (numbers(8, 16),), {}, mean_square)
+    return Case(module_of(forward, a=nn.Linear(16, 16), b=nn.Linear(16, 16)), (numbers(8, 16),), {}, mean_square)
 
 
 @case
 def outputs_that_alias() -> Case:
-    class Views(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
+    def forward(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.linear(x)
+        return y, y.view(4, 32), y.t()
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            y = self.linear(x)
-            return y, y.view(4, 32), y.t()
+    def loss(o: Any) -> torch.Tensor:
+        return o[0].square().mean() + o[1].sin().sum() + o[2].cos().mean()
 
-    return Case(Views(), (numbers(8, 16),), {}, lambda o: o[0].square().mean() + o[1].sin().sum() + o[2].cos().mean())
+    return Case(module_of(forward, linear=nn.Linear(16, 16)), (numbers(8, 16),), {}, loss)
 
 
 @case
 def input_that_requires_gradients_and_is_returned() -> Case:
-    class Returned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.linear(x), x
-
-    return Case(Returned(), (numbers(8, 16, requires_grad=True),), {}, lambda o: o[0].square().mean() + o[1].sum())
+    module = module_of(lambda self, x: (self.linear(x), x), linear=nn.Linear(16, 16))
+    return Case(module, (numbers(8, 16, requires_grad=True),), {}, lambda o: o[0].square().mean() + o[1].sum())
 
 
 @case
 def attention() -> Case:
-    return Case(_Attention(0.0), (numbers(2, 8, 16),), {}, mean_square)
+    return _attention(0.0)
 
 
 @case
 def attention_with_dropout() -> Case:
-    return Case(_Attention(0.3), (numbers(2, 8, 16),), {}, mean_square)
+    return _attention(0.3)
 
 
-class _Attention(nn.Module):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.qkv, self.out, self.p = nn.Linear(16, 48), nn.Linear(16, 16), dropout
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def _attention(dropout: float) -> Case:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.view(2, 8, 2, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(2, 8, 16))
 
+    module = module_of(forward, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16), p=dropout)
+    return Case(module, (numbers(2, 8, 16),), {}, mean_square)
+
 
 @case
 def autocast_inside() -> Case:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.norm = Mlp(16), nn.LayerNorm(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.inner(self.norm(x))
+        return y.float()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                y = self.inner(self.norm(x))
-            return y.float()
-
-    return Case(Mixed(), (numbers(8, 16),), {}, mean_square)
+    return Case(module_of(forward, inner=Mlp(16), norm=nn.LayerNorm(16)), (numbers(8, 16),), {}, mean_square)
 
 
 @case
@@ -165,35 +149,27 @@ def parameters_in_bfloat16() -> Case:
 
 @case
 def dict_output_and_odd_arguments() -> Case:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
-
-        def forward(
-            self, x: torch.Tensor, *, scale: float = 1.0, flag: bool = False, mask: Any = None, extras: Any = None
-        ) -> dict[str, Any]:
-            y = self.inner(x) * scale
-            if flag:
-                y = y * mask
-            return {"last": y + extras["b"][0], "all": (x, y), "count": 3}
+    def forward(
+        self: Any, x: torch.Tensor, *, scale: float = 1.0, flag: bool = False, mask: Any = None, extras: Any = None
+    ) -> dict[str, Any]:
+        y = self.inner(x) * scale
+        if flag:
+            y = y * mask
+        return {"last": y + extras["b"][0], "all": (x, y), "count": 3}
 
     kwargs = {"scale": 3.0, "flag": True, "mask": numbers(4, 16), "extras": {"b": [numbers(4, 16)]}}
-    return Case(Odd(), (numbers(4, 16),), kwargs, lambda o: o["last"].square().mean() + o["all"][1].sum())
+    module = module_of(forward, inner=Mlp(16))
+    return Case(module, (numbers(4, 16),), kwargs, lambda o: o["last"].square().mean() + o["all"][1].sum())
 
 
 @case
 def tied_weights() -> Case:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head, self.inner = nn.Embedding(11, 16), nn.Linear(16, 11, bias=False), Mlp(16)
-            self.head.weight = self.embed.weight
+    def forward(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(self.embed(tokens)))
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.head(self.inner(self.embed(tokens)))
-
-    return Case(Tied(), (torch.arange(8).view(2, 4) % 11,), {}, mean_square)
+    module = module_of(forward, embed=nn.Embedding(11, 16), head=nn.Linear(16, 11, bias=False), inner=Mlp(16))
+    module.head.weight = module.embed.weight
+    return Case(module, (torch.arange(8).view(2, 4) % 11,), {}, mean_square)
 
 
 @case
@@ -206,74 +182,47 @@ def frozen_parameters() -> Case:
 
 @case
 def part_without_gradients() -> Case:
-    class Distilled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher, self.student = Mlp(16), Mlp(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(x)
+        return F.mse_loss(self.student(x), target)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                target = self.teacher(x)
-            return F.mse_loss(self.student(x), target)
-
-    return Case(Distilled(), (numbers(4, 16),), {}, None)
+    return Case(module_of(forward, teacher=Mlp(16), student=Mlp(16)), (numbers(4, 16),), {}, None)
 
 
 @case
 def unused_parameter() -> Case:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.unused = Mlp(16), nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
-
-    return Case(Unused(), (numbers(4, 16),), {}, mean_square)
+    module = module_of(lambda self, x: self.inner(x), inner=Mlp(16), unused=nn.Linear(3, 3))
+    return Case(module, (numbers(4, 16),), {}, mean_square)
 
 
 @case
 def random_numbers_of_all_kinds() -> Case:
-    class Random(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x + torch.randn_like(x) * 0.1)
+        return F.dropout(y, 0.2, True) * torch.rand(()).add(0.5) + F.rrelu(y, training=True)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.inner(x + torch.randn_like(x) * 0.1)
-            return F.dropout(y, 0.2, True) * torch.rand(()).add(0.5) + F.rrelu(y, training=True)
-
-    return Case(Random(), (numbers(4, 16),), {}, mean_square)
+    return Case(module_of(forward, inner=Mlp(16)), (numbers(4, 16),), {}, mean_square)
 
 
 @case
 def random_numbers_nobody_reads() -> Case:
-    class Wasteful(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16, dropout=0.1)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        y = self.inner(x)
+        torch.randn(2)
+        return y
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch.rand(3)
-            y = self.inner(x)
-            torch.randn(2)
-            return y
-
-    return Case(Wasteful(), (numbers(4, 16),), {}, mean_square)
+    return Case(module_of(forward, inner=Mlp(16, dropout=0.1)), (numbers(4, 16),), {}, mean_square)
 
 
 @case
 def loss_and_unused_output() -> Case:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Mlp(16), Mlp(16)
+    def forward(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x)
+        return self.second(hidden).mean(), hidden
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = self.first(x)
-            return self.second(hidden).mean(), hidden
-
-    return Case(Two(), (numbers(4, 16),), {}, lambda o: o[0])
+    return Case(module_of(forward, first=Mlp(16), second=Mlp(16)), (numbers(4, 16),), {}, lambda o: o[0])
 
 
 @case
@@ -289,15 +238,8 @@ def custom_autograd_function() -> Case:
             (x,) = ctx.saved_tensors
             return gradient * (x > 0) * 0.5
 
-    class Custom(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Mlp(16), Mlp(16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(Clamp.apply(self.first(x)))
-
-    return Case(Custom(), (numbers(4, 16),), {}, mean_square)
+    module = module_of(lambda self, x: self.second(Clamp.apply(self.first(x))), first=Mlp(16), second=Mlp(16))
+    return Case(module, (numbers(4, 16),), {}, mean_square)
 
 
 @case
@@ -316,46 +258,32 @@ def parameter_hooks() -> Case:
 
 @case
 def tensors_that_are_no_buffers() -> Case:
-    class Closed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.table = Mlp(16), numbers(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.table + torch.tensor([1.0, 2.0] * 8)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) * self.table + torch.tensor([1.0, 2.0] * 8)
-
-    return Case(Closed(), (numbers(4, 16),), {}, mean_square)
+    return Case(module_of(forward, inner=Mlp(16), table=numbers(16)), (numbers(4, 16),), {}, mean_square)
 
 
 @case
 def complex_numbers() -> Case:
-    class Fourier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * (1 + 1j), n=16)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * (1 + 1j), n=16)
-
-    return Case(Fourier(), (numbers(4, 16),), {}, mean_square)
+    return Case(module_of(forward, inner=Mlp(16)), (numbers(4, 16),), {}, mean_square)
 
 
 @case
 def buffer_that_is_read_and_overwritten() -> Case:
-    class Averaged(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
-            self.register_buffer("mean", torch.ones(16))
-            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x).sin() * self.mean.exp()
+        self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        self.count.add_(1)
+        return y.sin() * self.mean
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.inner(x).sin() * self.mean.exp()
-            self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
-            self.count.add_(1)
-            return y.sin() * self.mean
-
-    return Case(Averaged(), (numbers(4, 16),), {}, mean_square)
+    module = module_of(forward, inner=Mlp(16))
+    module.register_buffer("mean", torch.ones(16))
+    module.register_buffer("count", torch.zeros((), dtype=torch.long))
+    return Case(module, (numbers(4, 16),), {}, mean_square)
 
 
 class Writing(nn.Module):

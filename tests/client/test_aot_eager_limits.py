@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 
 import remat
 from client.comparing import step_differences
-from client.small_models import Case, numbers
+from client.small_models import Case, module_of, numbers
+from client.test_chain_training import MeanSquare
 from client.test_exact import callable_of, everything_again, outcome
 from client.test_zoo import stock_of
 from remat._compat.versions import version
@@ -23,20 +25,14 @@ from remat.profiling import measure
 from remat.training.step import training_step
 
 
-class Averaging(nn.Module):
-    """Batch normalization with a cumulative average divides by a number that only the data know."""
+def test_batch_norm_without_a_momentum_trains_as_without_a_plan() -> None:
+    """Its cumulative average divides by a number that only the data know."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.conv(x)).relu().square().mean()
 
-
-def test_batch_norm_without_a_momentum_trains_as_without_a_plan() -> None:
-    plain, model, x = Averaging(), Averaging(), numbers(4, 3, 8, 8)
-    model.load_state_dict(plain.state_dict())
+    plain = module_of(forward, conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8, momentum=None))
+    model, x = copy.deepcopy(plain), numbers(4, 3, 8, 8)
     remat.optimize(model, x, budget=remat.Fraction(1), planner="greedy")
     assert step_differences(plain, model, (x,)) == []
 
@@ -85,20 +81,14 @@ def test_other_strides_than_traced_are_refused_or_trained_plainly(caplog: pytest
     assert caplog.text.count("training runs without a plan") == 1
 
 
-class CastTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             y = self.layer(self.layer(x).relu())
         return y.float().square().mean()
 
-
-def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
     torch.manual_seed(0)
-    case = Case(CastTwice(), (numbers(16, 32),), {}, None)
+    case = Case(module_of(forward, layer=nn.Linear(32, 32)), (numbers(16, 32),), {}, None)
     step = training_step(case.module, case.args, {})
     stock = outcome(case, stock_of(case, step))
     assert measure.differences(stock, outcome(case, callable_of(case, step, everything_again(step)))) == []
@@ -108,43 +98,27 @@ def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
             torch.testing.assert_close(gradient, eager.gradients[name], rtol=0.05, atol=1e-2)
 
 
-class Normed(nn.Module):
-    """Low precision around batch normalization that stands in no `nn.Sequential`."""
+def test_batch_norm_trains_in_low_precision() -> None:
+    """Its running statistics are float32 beside bfloat16 values; inputs that are made up have each its own type."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.second, self.last = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             y = self.last(self.second(self.norm(self.first(x)).relu()))
         return y.relu().float().mean()
 
-
-def test_batch_norm_trains_in_low_precision() -> None:
-    """Its running statistics are float32 beside bfloat16 values; inputs that are made up have each its own type."""
     torch.manual_seed(0)
-    case = Case(Normed(), (numbers(4, 3, 16, 16),), {}, None)
+    parts = {"first": nn.Conv2d(3, 8, 3), "norm": nn.BatchNorm2d(8)}
+    module = module_of(forward, **parts, second=nn.Conv2d(8, 8, 3), last=nn.BatchNorm2d(8))
+    case = Case(module, (numbers(4, 3, 16, 16),), {}, None)
     step = training_step(case.module, case.args, {})
     stock = outcome(case, stock_of(case, step))
     assert measure.differences(stock, outcome(case, callable_of(case, step, everything_again(step)))) == []
 
 
-class Embedded(nn.Module):
-    """Embeddings whose gradient is a sparse tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Embedding(8, 4, sparse=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x).sum()
-
-
 def test_sparse_gradients_and_inputs_without_strides_are_refused_by_name() -> None:
+    embedded = module_of(lambda self, x: self.inner(x).sum(), inner=nn.Embedding(8, 4, sparse=True))
     with pytest.raises(CaptureError, match=r"makes a sparse_coo tensor, .*use dense gradients \(sparse=False"):
-        training_step(Embedded(), (torch.tensor([1, 2]),), {})
+        training_step(embedded, (torch.tensor([1, 2]),), {})
     sparse = torch.eye(4).to_sparse()
     with pytest.raises(CaptureError, match="argument 0 of this Linear is a sparse_coo tensor"):
         training_step(nn.Linear(4, 4), (sparse,), {})
@@ -153,64 +127,43 @@ def test_sparse_gradients_and_inputs_without_strides_are_refused_by_name() -> No
         training_step(nn.Linear(4, 4), (), {"input": jagged})
 
 
-class Chosen(nn.Module):
-    """How many numbers it gives only the data know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def test_a_refusal_names_the_line_or_the_call() -> None:
+    def chosen(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """How many numbers it gives only the data know."""
         return torch.masked_select(self.inner(x), x > 0).sum()
 
-
-class Returned(Chosen):
-    """Gives away a tensor that was made a leaf inside, which Dynamo refuses where the module returns."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def returned(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """Gives away a tensor that was made a leaf inside, which Dynamo refuses where the module returns."""
         made = torch.zeros_like(x).requires_grad_()
         return self.inner(x) + made
 
-
-def test_a_refusal_names_the_line_or_the_call() -> None:
+    x = (numbers(4, 4),)
     with pytest.raises(
         CaptureError, match=r"\(at client.test_aot_eager_limits.py, line \d+: return torch.masked_select"
     ):
-        training_step(Chosen(), (numbers(4, 4),), {})
+        training_step(module_of(chosen, inner=nn.Linear(4, 4)), x, {})
     with pytest.raises(CaptureError, match=r"that had requires_grad_\(\) called on it"):  # torch has no line of it
-        training_step(Returned(), (numbers(4, 4),), {})
+        training_step(module_of(returned, inner=nn.Linear(4, 4)), x, {})
 
 
 def test_memory_is_predicted_to_the_byte() -> None:
     """The seed of the backward pass is held to its end, functional writes to views copy whole storages, and a gradient
     of another layout is copied by way of a block."""
-    padded = nn.Sequential(nn.Conv3d(1, 2, 1), nn.CircularPad3d((1, 0, 2, 1, 0, 1)), Mean())
-    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)), Mean())
-    for module, x in ((padded, numbers(2, 1, 4, 5, 6)), (layers, numbers(64, 32)), (Joined(), numbers(8, 72))):
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """The gradient of a matrix comes transposed: it multiplies by its transpose on top of another one."""
+        return (x @ torch.cat([self.one.t(), self.other])).square().mean()
+
+    joined = module_of(forward, one=nn.Parameter(numbers(80, 64)), other=nn.Parameter(numbers(8, 80)))
+    padded = nn.Sequential(nn.Conv3d(1, 2, 1), nn.CircularPad3d((1, 0, 2, 1, 0, 1)), MeanSquare())
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)), MeanSquare())
+    for module, x in ((padded, numbers(2, 1, 4, 5, 6)), (layers, numbers(64, 32)), (joined, numbers(8, 72))):
         trained = remat.optimize(module, x, budget=remat.Fraction(1.0), planner="greedy", mode="graph")
         step = measure.forward_backward(trained, (x,))
         step()
         module.zero_grad()
         (planned,) = remat.plans_of(trained).plans
         assert measure.peak_memory(step).peak_bytes == planned.activation_bytes
-
-
-class Joined(nn.Module):
-    """Multiplies by the transpose of one matrix on top of another, so that the former's gradient comes transposed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Parameter(numbers(80, 64)), nn.Parameter(numbers(8, 80))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x @ torch.cat([self.one.t(), self.other])).square().mean()
-
-
-class Mean(nn.Module):
-    """A scalar loss."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.square().mean()
 
 
 @torch.library.custom_op("remat_tests::collecting", mutates_args=())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
+from client.small_models import module_of
 from remat import _compat
 from remat.batch.buckets import Buckets
 from remat.training.enable import plans_of
@@ -51,21 +52,14 @@ def test_a_batch_is_padded_to_its_bucket() -> None:
         buckets.pad({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4)}, {"input_ids": 0, "labels": 0})
 
 
-class Tied(nn.Module):
-    """The loss of a linear model of tokens, whose labels may be the tokens themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.out(self.table(tokens)).flatten(0, 1), labels.flatten())
-
-
 @pytest.mark.thorough
 def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full batches and padded ones, labels that are the tokens, slices of longer tensors: one kind for each bucket."""
     buckets, values = Buckets((4, 8)), {"tokens": 0.0, "labels": -100.0}
+
+    def forward(self: Any, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a linear model of tokens, whose labels may be the tokens themselves."""
+        return nn.functional.cross_entropy(self.out(self.table(tokens)).flatten(0, 1), labels.flatten())
 
     def batch(length: int, sliced: bool = False) -> dict[str, torch.Tensor]:
         tokens = torch.randint(0, 20, (2, length + 3))[:, :length] if sliced else torch.randint(0, 20, (2, length))
@@ -79,7 +73,7 @@ def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pyt
             return real(*args, **named)
 
         monkeypatch.setattr(_compat, name, partial(counted, getattr(_compat, name), name))
-    model = Tied()
+    model = module_of(forward, table=nn.Embedding(20, 8), out=nn.Linear(8, 20))
     optimizer = torch.optim.AdamW(model.parameters())
     asking: dict[str, Any] = {"budget": remat.Fraction(0.9), "planner": "greedy", "optimizer": optimizer}
     # no better plan is looked for: one that takes over is compiled once

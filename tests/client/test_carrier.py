@@ -20,7 +20,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal, step_differences
-from client.small_models import CASES, Writing
+from client.small_models import CASES, Writing, module_of
 from client.test_adoption import Net, trained
 from client.test_exact import outcome
 from client.transferring import LINK, Mover
@@ -260,18 +260,13 @@ def test_many_models_of_a_class_are_planned_and_let_go(monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_planned_is_refused_or_runs_as_it_is() -> None:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(8, 4, sparse=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.table(x).sum()
+    def sparse() -> nn.Module:
+        return module_of(lambda self, x: self.table(x).sum(), table=nn.Embedding(8, 4, sparse=True))
 
     x = torch.tensor([1, 2])
     with pytest.raises(RematError, match="sparse"):
-        remat.enable(Sparse(), on_failure="raise", **GREEDY)(x)
-    plain = Sparse()
+        remat.enable(sparse(), on_failure="raise", **GREEDY)(x)
+    plain = sparse()
     model = remat.enable(copy.deepcopy(plain), **GREEDY)
     for module in (plain, model):
         for _ in range(2):

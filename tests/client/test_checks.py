@@ -12,6 +12,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal
+from client.small_models import module_of
 from remat._compat.versions import version
 from remat.training.enable import plans_of
 from tiers import first
@@ -107,20 +108,14 @@ def test_what_is_singular_raises_as_it_does_without_a_plan(name: str) -> None:
     assert equal(step(plain, plain, 1), step(model, model, 1))
 
 
-class Asserting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(SIZE, SIZE)
-
-    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("way", first(1, ["enable", "eager", "inductor"]))
+def test_an_assertion_on_data_is_kept(way: str) -> None:
+    def forward(self: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.layer(x))
         torch._assert_async((scale > 0).all(), "the scale must be positive")
         return (h * scale).sum()
 
-
-@pytest.mark.parametrize("way", first(1, ["enable", "eager", "inductor"]))
-def test_an_assertion_on_data_is_kept(way: str) -> None:
-    model = Asserting()
+    model = module_of(forward, layer=nn.Linear(SIZE, SIZE))
     run: Any = model
     if way == "enable":
         remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", mode="graph")

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from client.comparing import equal, gradients
 from client.planners import OnDemand
-from client.small_models import Mlp, numbers
+from client.small_models import Mlp, module_of, numbers
 from client.test_takeover import Mixed, amp
 from remat.training.enable import backend_of
 from remat_ir import InvalidData
@@ -171,15 +171,7 @@ def test_strides_that_are_not_as_traced_are_told_once(caplog: pytest.LogCaptureF
     turned.register_fake(torch.empty_like)
     turned.register_autograd(lambda _, g: g)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return turned(self.linear(x))
-
-    model, x = Model(), numbers(4, 8)
+    model, x = module_of(lambda self, x: turned(self.linear(x)), linear=nn.Linear(8, 8)), numbers(4, 8)
     remat.enable(model, budget="100%", planner="greedy")
     for _ in range(2):
         model(x).sum().backward()

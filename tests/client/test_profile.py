@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import remat
-from client.small_models import Mlp, numbers
+from client.small_models import Mlp, module_of, numbers
 from remat import _compat
 from remat.capture.dataflow import dataflow, tensors
 from remat.compile.alone import capture
@@ -27,15 +28,6 @@ from remat.profiling import profile, timing
 from remat.training.step import training_step
 from service.serving import serving
 from tiers import first
-
-
-class WithLoss(nn.Module):
-    def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.inner, self.loss = Mlp(16), loss
-
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return self.loss(self.inner(x).sigmoid(), target)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +49,8 @@ class WithLoss(nn.Module):
     ),
 )
 def test_a_kernel_allocates_what_is_counted_for_it(loss: Callable[..., torch.Tensor]) -> None:
-    captured = capture(WithLoss(loss), (numbers(8, 16), numbers(8, 16).sigmoid()), {})
+    module = module_of(lambda self, x, target: self.loss(self.inner(x).sigmoid(), target), inner=Mlp(16), loss=loss)
+    captured = capture(module, (numbers(8, 16), numbers(8, 16).sigmoid()), {})
     flow = dataflow(captured.joint, captured.forward_outputs)
     with _compat.only_real_tensors(), torch.no_grad():
         for node in flow.kernels:
@@ -99,16 +92,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_kernel_that_refuses_made_up_numbers_is_measured_on_the_calls(caplog: pytest.LogCaptureFixture) -> None:
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(above_one(x)).square().mean()
-
+    picky = module_of(lambda self, x: self.inner(above_one(x)).square().mean(), inner=Mlp(16))
     with caplog.at_level("INFO", logger="remat"):
-        step = training_step(Picky(), (numbers(4, 16).abs() + 2,), {}, functional=("remat_tests::above_one",))
+        step = training_step(picky, (numbers(4, 16).abs() + 2,), {}, functional=("remat_tests::above_one",))
     assert "above_one.default) refuses made-up inputs (all of x" in caplog.text
     assert "it is measured on what precedes it makes" in caplog.text
     assert not step.profiled.neighbours
@@ -116,17 +102,9 @@ def test_a_kernel_that_refuses_made_up_numbers_is_measured_on_the_calls(caplog: 
 
 def test_a_kernel_that_refuses_all_inputs_takes_a_neighbours_cost(caplog: pytest.LogCaptureFixture) -> None:
     """Under fake tensors there are no real ones; the report says how many kernels were not measured."""
-
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Mlp(16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(drawn_above_one(x)).square().mean()
-
+    module = module_of(lambda self, x: self.inner(drawn_above_one(x)).square().mean(), inner=Mlp(16))
     with caplog.at_level("WARNING", logger="remat"):
-        module, x = Picky(), numbers(4, 16).abs() + 2
+        x = numbers(4, 16).abs() + 2
         loss = torch.compile(module, backend=remat.backend(remat.Fraction(1.0), planner="greedy"))(x)
     assert "taken for its neighbour in size" in caplog.text
     assert torch.equal(loss, module(x))
@@ -220,23 +198,18 @@ def test_a_shared_table_that_is_off_throughout_decides_no_plan(
         assert reports == {profile.signature(n): m.cost_ns for n, m in profiled.kernels.items()}
 
 
-class Uneven(nn.Module):
-    """Several products of one width, and an activation that is a small part of the step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(384, 384) for _ in range(4)), nn.Linear(384, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).tanh().square().mean() + self.layers[0](x).tanh().sum()
-
-
 @pytest.mark.parametrize("factor", [21.7, 1 / 21.7])
 def test_one_wrong_cost_of_a_table_decides_nothing(
     factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """4,294 ms in place of 198, for one kernel alone: it counts as it is measured here, and so from then on."""
-    captured = capture(Uneven(), (numbers(4096, 384),), {})
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """Several products of one width, and an activation that is a small part of the step."""
+        return self.layers(x).tanh().square().mean() + self.layers[0](x).tanh().sum()
+
+    layers = nn.Sequential(*(nn.Linear(384, 384) for _ in range(4)), nn.Linear(384, 8))
+    captured = capture(module_of(forward, layers=layers), (numbers(4096, 384),), {})
     kernels = dataflow(captured.joint, captured.forward_outputs).kernels
     first = profile.profile_kernels(kernels)
     by_cost = sorted(first.kernels, key=lambda n: -first.kernels[n].cost_ns)

@@ -11,19 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import remat
+from client.small_models import module_of
 from client.test_changes_before_backward import Given
 from client.test_training_loops import Net, numbers, played, train
 from remat.compile.alone import capture
 from remat_ir.greedy import checkpointed
-
-
-class Holding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.factor = Net(), torch.ones(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.net(x)) * self.factor
 
 
 def test_nothing_that_a_call_was_given_is_kept() -> None:
@@ -31,7 +23,8 @@ def test_nothing_that_a_call_was_given_is_kept() -> None:
 
     The name of its compiled function stays among this module's globals, as after plain `torch.compile`.
     """
-    model: Any = remat.enable(Holding(), budget="1GiB", planner=Given(checkpointed), mode="graph")
+    holding = module_of(lambda self, x: F.relu(self.net(x)) * self.factor, net=Net(), factor=torch.ones(8))
+    model: Any = remat.enable(holding, budget="1GiB", planner=Given(checkpointed), mode="graph")
     x = numbers()
     train(model, x)
     gone = [weakref.ref(t) for t in (x, model.factor, model.net.one.weight)]
@@ -42,7 +35,7 @@ def test_nothing_that_a_call_was_given_is_kept() -> None:
     gc.collect()
     assert [ref() is None for ref in gone] == [True] * 3
     left = weakref.ref(model)
-    del model
+    del model, holding
     gc.collect()
     assert left() is None
 

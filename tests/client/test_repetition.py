@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from client.planners import Noting
+from client.small_models import module_of
 from remat.planning.options import SolveOptions
 from remat.training.enable import plans_of
 from remat.training.step import training_step
@@ -176,37 +177,27 @@ def test_an_operator_is_named_with_its_namespace() -> None:
         remat.enable(nn.Linear(2, 2), budget="1GiB", functional_ops=("pure",))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def test_checkpoints_of_the_module_are_in_the_report() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         y: Any = checkpoint(lambda a: torch.tanh(self.one(a)), x, use_reentrant=False)
         return checkpoint(lambda a: torch.tanh(self.two(a)), y, use_reentrant=False)
 
-
-def test_checkpoints_of_the_module_are_in_the_report() -> None:
-    trained = remat.optimize(Checkpointed(), (torch.zeros(256, 64),), budget=remat.Fraction(1.0), planner="greedy")
+    model = module_of(forward, one=nn.Linear(64, 64), two=nn.Linear(64, 64))
+    trained = remat.optimize(model, (torch.zeros(256, 64),), budget=remat.Fraction(1.0), planner="greedy")
     assert "the module's own 2 checkpoints are taken out" in remat.explain(trained)
-
-
-class Particular(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] != 7:
-            raise ValueError("seven rows are wanted")
-        return self.layer(x)
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "plain"])
 def test_what_the_code_raises_is_raised(on_failure: Any) -> None:
-    model = remat.enable(Particular(), budget=remat.Fraction(1.0), planner="greedy", on_failure=on_failure)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] != 7:
+            raise ValueError("seven rows are wanted")
+        return self.layer(x)
+
+    made = [module_of(forward, layer=nn.Linear(8, 8)) for _ in range(2)]
+    model = remat.enable(made[0], budget=remat.Fraction(1.0), planner="greedy", on_failure=on_failure)
     with pytest.raises(ValueError, match="seven rows are wanted"):
         model(torch.ones(3, 8))
     if on_failure == "raise":
         with pytest.raises(ValueError, match="seven rows are wanted"):
-            remat.optimize(Particular(), (torch.ones(3, 8),), budget=remat.Fraction(1.0), planner="greedy")
+            remat.optimize(made[1], (torch.ones(3, 8),), budget=remat.Fraction(1.0), planner="greedy")

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from client.comparing import equal
-from client.small_models import mean_square, numbers
+from client.small_models import mean_square, module_of, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
@@ -105,22 +105,15 @@ def test_torch_carries_out_the_plan_to_the_byte(name: str, share: str) -> None:
     assert tags.peaks == [found.peak_bytes]
 
 
-class Twice(nn.Module):
-    """Two equal products, each looked at in another way: the partitioner makes them one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def test_views_of_equal_values_are_views_of_the_one_that_is_left() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """Equal products, each looked at in another way: the partitioner makes them one."""
         rows, columns = self.up(x).unsqueeze(0), self.up(x).unsqueeze(1)
         first, second = self.up(x).chunk(2, 1)
         found: torch.Tensor = (rows * columns).tanh() + torch.cat((second, first), 1).sigmoid()
         return found
 
-
-def test_views_of_equal_values_are_views_of_the_one_that_is_left() -> None:
-    model, x = Twice(), numbers(24, 32)
+    model, x = module_of(forward, up=nn.Linear(32, 32)), numbers(24, 32)
     plain, tags = copy.deepcopy(model), TagPass("100%", planner="greedy")
     got = _by_pass(model, x, tags)
     assert equal(got, _step(plain, plain, x))
@@ -131,20 +124,12 @@ def test_views_of_equal_values_are_views_of_the_one_that_is_left() -> None:
     assert tags.peaks == [found.peak_bytes]
 
 
-class _WithLoss(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return mean_square(self.inner(x))
-
-
 @pytest.mark.parametrize(("name", "share"), [("dropout", "60%"), ("images", "75%")])
 def test_a_real_step_needs_what_was_promised_and_not_a_byte_more(name: str, share: str) -> None:
     """Torch would hold new statistics of a batch normalization until its backward pass, which does not read them."""
     model, x = MODELS[name]()
-    step, tags = _WithLoss(model), TagPass(share, planner="greedy")
+    step = module_of(lambda self, x: mean_square(self.inner(x)), inner=model)
+    tags = TagPass(share, planner="greedy")
     with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
         call = torch.compile(step, backend="aot_eager", dynamic=False)
         call(x).backward()

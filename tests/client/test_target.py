@@ -18,6 +18,7 @@ from torch import nn
 
 import remat
 from client.commands import remat as command
+from client.small_models import module_of
 from drawn import examples
 from remat.capture.dataflow import dataflow
 from remat.compile.alone import capture
@@ -160,22 +161,19 @@ def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> Non
     assert priced.profiled.kernels[backward].workspace_bytes == 4 * 64 * 4 * 128 * (32 + 1)
 
 
-class Whole(nn.Module):
-    """A convolution, attention in float32, a solver of linear equations and a sort: each runs whole."""
+def test_workspaces_that_nothing_tells_are_named() -> None:
+    """Where the costs are from stands in each result, and so does what they leave out; products leave nothing out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Linear(36, 36)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """A convolution, attention in float32, a solver of linear equations and a sort: each runs whole."""
         rows = self.conv(x).flatten(2)
         seen = nn.functional.scaled_dot_product_attention(*[self.out(rows)[:, None]] * 3)
         return torch.linalg.solve(seen.mT @ seen, rows.mT[:, None]).sort(-1).values.sum()
 
+    def made() -> Any:
+        return module_of(forward, conv=nn.Conv2d(3, 8, 3), out=nn.Linear(36, 36))
 
-def test_workspaces_that_nothing_tells_are_named() -> None:
-    """Where the costs are from stands in each result, and so does what they leave out; products leave nothing out."""
-    whole = target_step(lambda: (Whole(), (torch.empty(2, 3, 8, 8),)), "a100")
+    whole = target_step(lambda: (made(), (torch.empty(2, 3, 8, 8),)), "a100")
     roofline, workspaces = whole.priced.split("; ")
     assert roofline == "a roofline of NVIDIA A100-SXM4-80GB"
     assert workspaces.endswith(" are not known and count as 0")
@@ -435,22 +433,16 @@ def test_a_link_by_its_name(text: str, both: int) -> None:
     assert (link.to_host_bytes_per_s, link.to_device_bytes_per_s) == (both, both)
 
 
-class AskingCuda(nn.Module):
-    """A layer that chooses a kernel by the device's generation, as experts of transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        return y.sin() if torch.cuda.get_device_capability(x.device) >= (9, 0) else y.cos()
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(("device", "kernel"), [("h100", "sin"), ("t4", "cos"), ("rtx4090", "cos")])
 def test_a_model_is_told_the_generation_of_the_device(device: str, kernel: str) -> None:
-    step = target_step(lambda: (AskingCuda(), torch.ones(4, 8)), device)
+    """As experts of transformers choose a kernel."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y.sin() if torch.cuda.get_device_capability(x.device) >= (9, 0) else y.cos()
+
+    step = target_step(lambda: (module_of(forward, linear=nn.Linear(8, 8)), torch.ones(4, 8)), device)
     assert any(f"{kernel}.default" in str(node.target) for node in step.step.operations.flow.kernels)
 
 

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import remat
+from client.small_models import module_of
 from remat.trainers.transformers import RematCallback
 from remat.training.enable import plans_of
 
@@ -252,15 +253,11 @@ def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dic
 
 @pytest.mark.thorough
 def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(50, 8))
+    def forward(self: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()
 
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()
-
-    model, x, labels = Whole(), torch.ones(4, 8), torch.arange(4)
+    model = module_of(forward, trunk=nn.Linear(8, 8), weight=nn.Parameter(torch.randn(50, 8)))
+    x, labels = torch.ones(4, 8), torch.arange(4)
     remat.enable(model.trunk, budget="100%", planner="greedy")
     model(x, labels).backward()
     assert len(plans_of(model.trunk).plans) == 1

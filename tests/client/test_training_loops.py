@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from client.small_models import module_of
 from client.test_changes_before_backward import Given
 from remat_ir.greedy import checkpointed
 from tiers import first
@@ -37,19 +38,7 @@ class Net(nn.Module):
 
 def of(forward: Callable[..., Any], **attributes: Callable[[], Any]) -> Callable[[], nn.Module]:
     """A module with this forward, a `net` without dropout, and attributes of its own."""
-
-    def make() -> nn.Module:
-        class Made(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = Net(0.0)
-                for name, value in attributes.items():
-                    setattr(self, name, value())
-
-        Made.forward = forward
-        return Made()
-
-    return make
+    return lambda: module_of(forward, net=Net(0.0), **{name: value() for name, value in attributes.items()})
 
 
 def train(run: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import remat
-from client.small_models import Case
+from client.small_models import Case, module_of
 from client.usages import PARTS, PLAIN, PLANNED, USAGES
 from releases.test_lane import Again
 from remat.training.enable import backend_of
@@ -101,22 +101,15 @@ def test_a_second_derivative_through_a_plan_is_refused_by_a_sentence() -> None:
     assert x.grad is not None
 
 
-class Nested(torch.nn.Module):
-    """What torch cannot trace lies where gradients are disabled, after a part that trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def test_a_capture_that_fails_leaves_the_modes_as_they_were() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """What torch cannot trace lies where gradients are disabled, after a part that trains."""
         y = self.first(x)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             scale = torch.nested.nested_tensor_from_jagged(y, torch.tensor([0, 2, 3])).sin().values()
         return y * scale
 
-
-def test_a_capture_that_fails_leaves_the_modes_as_they_were() -> None:
-    model, x = Nested(), torch.randn(3, 4)
+    model, x = module_of(forward, first=torch.nn.Linear(4, 4)), torch.randn(3, 4)
     model(x).sum().backward()
     expected = model.first.weight.grad
     model.zero_grad()
