@@ -1,11 +1,14 @@
-"""Plans under Inductor's kernels: plain Inductor's gradients, the peak that was predicted, and each known pitfall."""
+"""Plans under Inductor: plain Inductor's gradients, the peak that was predicted, each known pitfall, and new shapes."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +22,14 @@ from client.inductor_models import IMAGES, INPUT, Convolutions, Layers, Levels, 
 from client.planners import Noting
 from remat._compat.inductor import code
 from remat.compile.inductor.backend import NOT_WITH, InductorBackend
+from remat.planning.greedy import greedy_answer
+from remat.planning.memo import Memo
 from remat.planning.options import DEFAULT, SolveOptions
-from remat.planning.planner import CoordinatedPlanner
+from remat.planning.planner import CoordinatedPlanner, FallbackPlanner
 from remat.planning.profiles import Profile, ProfileTable
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
-from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify
+from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, budget_at, problem_digest, verify
 
 prims = torch.ops.prims
 TIGHT = remat.Fraction(0.75)
@@ -377,3 +382,49 @@ def test_why_not_torchs_own_budget() -> None:
         if gradient is not None and name.endswith("weight")
     ]
     assert max(errors) > 0.1
+
+
+class Held:
+    """Tight plans until it is told to hold; from then on plans that cost less, once it is told to go on."""
+
+    def __init__(self) -> None:
+        self.held, self.go = False, threading.Event()
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        if self.held:
+            assert self.go.wait(60)
+            return greedy_answer(problem)
+        found = greedy_answer(Problem(problem.graph, budget_at(problem.graph, 0.75)))
+        return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_no_step_waits_at_a_new_shape_and_the_next_process_has_the_better_plan(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, held = Layers(), Held()
+    planner = FallbackPlanner([held], memo=Memo(tmp_path / "answers"))
+    small, large = torch.randn(256, 32), torch.randn(512, 32)
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False), large)
+    torch._dynamo.reset()
+    run, backend = compiled(model, budget=remat.Fraction(1.0), planner=planner)
+    outcome(model, run, small)
+    held.held = True
+    found = outcome(model, run, large)  # the planner is still at work
+    assert measure.differences(plain, found) == []
+    first, quick = backend.answers
+    assert quick.cache == "near"
+    assert quick.plan == first.plan
+    assert quick.overhead > 0
+    held.go.set()
+    for _ in range(600):
+        if planner.memo is not None and any((tmp_path / "answers" / "alike").glob("*/*")):
+            break
+        time.sleep(0.1)
+    assert measure.differences(found, outcome(model, run, large)) == []
+    assert len(backend.answers) == 2, "no step of a process runs by other kernels than the one before"
+    torch._dynamo.reset()
+    again, later = compiled(model, budget=remat.Fraction(1.0), planner=planner)
+    outcome(model, again, small)
+    assert measure.differences(plain, outcome(model, again, large)) == []
+    assert later.answers[-1].cost_ns < quick.cost_ns

@@ -1,20 +1,41 @@
-"""Layouts under Inductor: what reads memory by strides of its own."""
+"""Layouts and fusion under Inductor: what reads memory by strides of its own, and kernels where the plan has them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._inductor.choices import InductorChoices
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from client.dry import generated
 from remat import CaptureError
-from remat._compat.inductor import alone, channels_last_cat, stored
+from remat._compat.inductor import Generated, alone, channels_last_cat, dry_run, stored
 from remat._compat.inductor.code import input_strides
+from remat._compat.inductor.compiling import PlanOrder, fusing
 from remat.compile.inductor.joint import without_strides
+
+
+def generated(
+    step: Callable[..., Any], *sizes: tuple[int, ...], results: int = 1, choices: InductorChoices | None = None
+) -> Generated:
+    """What Inductor makes of a function of tensors of these sizes, as the forward pass of a partition; not compiled."""
+
+    def forward_pass(*given: torch.Tensor) -> Any:
+        found = step(*given)
+        return found if isinstance(found, tuple) else (found,)
+
+    mode = FakeTensorMode()
+    with mode:
+        forward = make_fx(forward_pass)(*(torch.empty(size) for size in sizes))
+        backward = make_fx(lambda *given: given)(*(torch.empty(1) for _ in range(results)))
+    with tracing(TracingContext(mode)), fusing(choices or PlanOrder()):
+        return dry_run(forward, backward, results)[0]
 
 
 def traced(size: list[int], stride: list[int]) -> fx.GraphModule:
@@ -83,3 +104,41 @@ def test_a_kernel_alone_reads_in_the_layouts_that_it_is_given() -> None:
     given = (8 * 16 * 16, 1, 16 * 8, 8)
     assert input_strides(alone(kernel, (given, None))) == (given, (8 * 3 * 3, 3 * 3, 3, 1))
     assert input_strides(kernel) == ((8 * 16 * 16, 16 * 16, 16, 1), (8 * 3 * 3, 3 * 3, 3, 1))
+
+
+def step(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two kernels that read the same, and between them what only the second waits for."""
+    early = (mask * 2).sum(0)
+    awaited = x @ x @ x
+    return early, (mask * awaited).sum(0)
+
+
+def order(code: Generated) -> list[str]:
+    """The operator that each allocation is made for, in the order of the code."""
+    last = [event.origins[-1].target for event in code.events if event.kind == "alloc"]
+    return [str(target).split(".")[1] for target in last]
+
+
+@pytest.mark.thorough
+def test_a_fusion_does_not_pull_others_out_of_the_plans_order() -> None:
+    """Inductor itself would run both products first, and hold what is awaited in vain until then."""
+    found = [order(generated(step, (64, 64), (64, 64), results=2, choices=c)) for c in (InductorChoices(), PlanOrder())]
+    assert found[0] == ["mm", "mm", "sum", "sum"], "Inductor's own choice has changed"
+    assert found[1] == ["sum", "mm", "mm", "sum"]
+
+
+@pytest.mark.thorough
+def test_sums_beside_convolutions_stay_together() -> None:
+    """Their kernel decides how the rest of a vector is summed: apart they would not be plain Inductor's bit for bit."""
+
+    def beside(mask: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        early = (mask * 2).sum((0, 2, 3))
+        return early, (mask * F.conv2d(x, w)).sum((0, 2, 3))
+
+    image = (2, 8, 16, 16)
+    found = [
+        order(generated(beside, image, image, (8, 8, 1, 1), results=2, choices=choices))
+        for choices in (InductorChoices(), PlanOrder())
+    ]
+    assert found[1] == found[0]
+    assert found[1][-2:] == ["sum", "sum"]
