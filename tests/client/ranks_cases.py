@@ -24,6 +24,7 @@ from ranks_training import (
     FRACTION,
     blocks,
     buckets,
+    compared,
     data,
     message,
     sharded_budget,
@@ -50,23 +51,14 @@ from remat_ir import Answer, Graph, Problem, RematError
 def ddp(**options: Any) -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
-    outcome = [
-        trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
-        for m in (plain, planned)
-    ]
-    answer = next(iter(plans_of(planned).plans)).answer
-    return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
+    accumulate = not options.get("static_graph")
+    return compared(plain, planned, lambda m: trained(m, DistributedDataParallel(m, **options), 4, accumulate))
 
 
 def chain_in_ddp() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner="greedy", ranks=True)
-    return {
-        "plain": trained(plain, DistributedDataParallel(plain), steps=4, accumulate=True),
-        "planned": trained(chained, DistributedDataParallel(chained), steps=4, accumulate=True),
-        "overhead": chained.answer.overhead,
-        "digest": chained.answer.digest,
-    }
+    return compared(plain, chained, lambda m: trained(m, DistributedDataParallel(m), steps=4, accumulate=True))
 
 
 def refused() -> dict[str, Any]:
@@ -150,12 +142,7 @@ def at_once() -> dict[str, Any]:
     """Training that starts on a quick plan, while the first rank asks for a better one."""
     plain, planned = blocks(), blocks()
     remat.enable(planned, budget=FRACTION, planner="local", ranks=True, wait=False, time_limit_s=3.0)
-    outcome = {
-        "plain": trained(plain, DistributedDataParallel(plain), steps=6),
-        "planned": trained(planned, DistributedDataParallel(planned), steps=6),
-    }
-    answer = next(iter(plans_of(planned).plans)).answer
-    return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
+    return compared(plain, planned, lambda m: trained(m, DistributedDataParallel(m), steps=6))
 
 
 def sizes() -> dict[str, Any]:
@@ -181,12 +168,7 @@ def own_plans() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     remat.enable(planned, budget=FRACTION, planner="greedy")
     rows = 48 + 32 * dist.get_rank()
-    outcome = {
-        "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
-        "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
-    }
-    answer = next(iter(plans_of(planned).plans)).answer
-    return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
+    return compared(plain, planned, lambda m: trained(m, DistributedDataParallel(m), rows=rows))
 
 
 def sharded_units() -> dict[str, Any]:
@@ -211,12 +193,7 @@ def sharded_stages() -> dict[str, Any]:
             fully_shard(unit)
     fully_shard(plain)
     fully_shard(chained)
-    return {
-        "plain": trained(plain, plain),
-        "planned": trained(chained, chained),
-        "overhead": chained.answer.overhead,
-        "digest": chained.answer.digest,
-    }
+    return compared(plain, chained, lambda m: trained(m, m))
 
 
 def sharded_refused() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from planners import OnDemand
-from ranks_training import FRACTION, blocks, message, trained
+from ranks_training import FRACTION, blocks, compared, message, trained
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
@@ -83,7 +83,7 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
     """Training with and without a plan, and what the plan makes of the collectives."""
     plain, planned = parallel(), parallel()
     remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph", **options)
-    found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
+    found = compared(plain, planned, lambda m: trained(m, m))
     made = next(iter(plans_of(planned).plans))
     graph = made.step.graph
     reduced = [op for op in range(graph.ops) if graph.op_label(op).endswith("all_reduce)")]
@@ -94,8 +94,6 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
         trained(planned, planned, steps=1)
     return {
         **found,
-        "overhead": made.answer.overhead,
-        "digest": made.answer.digest,
         "costs": [graph.op_cost_ns[op] for op in reduced],
         "once": [op in graph.once for op in reduced],
         "kernels": [len(made.step.operations.ops[op].nodes) for op in reduced],
@@ -256,13 +254,11 @@ def hidden_collective() -> dict[str, Any]:
     if dist.get_rank() == 1:
         shutil.rmtree(Path(settings().cache_dir), ignore_errors=True)
     remat.enable(planned, budget=remat.Fraction(0.75), planner="greedy", mode="graph")
-    found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answer = next(iter(plans_of(planned).plans)).answer
+    found = compared(plain, planned, lambda m: trained(m, m))
     budget, x = remat.Fraction(0.6), torch.randn(8, WIDTH)
     taken = remat.enable(hiding(), budget=budget, planner="greedy", functional_ops=("remat_ranks::hidden",))
     return {
         **found,
-        "overhead": answer.overhead,
         "chain": message(lambda: remat.optimize_chain(hiding(), x, budget=budget, planner="greedy")),
         "functional": message(lambda: taken(x)),
     }
@@ -292,9 +288,7 @@ def pipeline() -> dict[str, Any]:
     """Each rank's stage has a plan of its own, though the planner was told of both ranks."""
     plain, planned = blocks(2 + dist.get_rank()), blocks(2 + dist.get_rank())
     remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
-    found = {"plain": scheduled(plain), "planned": scheduled(planned)}
-    answer = next(iter(plans_of(planned).plans)).answer
-    return {**found, "overhead": answer.overhead, "digest": answer.digest}
+    return compared(plain, planned, scheduled)
 
 
 class Split(nn.Module):

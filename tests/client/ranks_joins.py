@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_training import FRACTION, data, message
+from ranks_training import FRACTION, compared, data, message
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,10 +62,7 @@ def join_in_ddp() -> dict[str, Any]:
         time_limit_s=3.0,
     )
     return {
-        "plain": steps(plain),
-        "planned": steps(joined),
-        "overhead": joined.answer.overhead,
-        "digest": joined.answer.digest,
+        **compared(plain, joined, steps),
         "costs": joined.graph.op_cost_ns,
         "plan": joined.answer.cost_ns,
     }

@@ -65,6 +65,13 @@ def trained(
     return found
 
 
+def compared(plain: nn.Module, planned: nn.Module, train: Callable[[nn.Module], list[float]]) -> dict[str, Any]:
+    """What a module trains without a plan and by one, which is that of planned stages or of an enabled module."""
+    found = {"plain": train(plain), "planned": train(planned)}
+    answer = planned.answer if hasattr(planned, "answer") else next(iter(plans_of(planned).plans)).answer
+    return {**found, "overhead": answer.overhead, "digest": answer.digest}
+
+
 def message(run: Callable[[], Any]) -> str:
     """The name and the message of what a call raises."""
     try:
