@@ -45,13 +45,17 @@ def answered(problem: Problem = PROBLEM, **more: object) -> Answer:
     return replace(greedy_answer(problem), method="auto", **more)
 
 
+@pytest.fixture
+def memo(tmp_path: Path) -> Memo:
+    return Memo(tmp_path)
+
+
 def entry(memo: Memo) -> Path:
     (path,) = memo.folder.glob("*/*.json")
     return path
 
 
-def test_what_is_put_is_got(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_what_is_put_is_got_unless_there_is_more_time_and_a_gap(memo: Memo) -> None:
     answer = answered(limit="time")
     assert memo.get(PROBLEM, "auto", 5, 0.0) is None
     memo.put(PROBLEM, "auto", answer, 5.0)
@@ -59,21 +63,14 @@ def test_what_is_put_is_got(tmp_path: Path) -> None:
     assert (got.plan, got.cost_ns, got.cache) == (answer.plan, answer.cost_ns, "hit")
     assert memo.get(PROBLEM, "chen-sqrt", 5, 0.0) is None
     assert memo.get(Problem(PROBLEM.graph, 11), "auto", 5, 0.0) is None
-
-
-def test_more_time_than_was_spent_is_a_miss_unless_the_gap_is_reached(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
-    answer = answered(limit="time")
-    memo.put(PROBLEM, "auto", answer, 5.0)
     assert answer.gap > 0
     assert memo.get(PROBLEM, "auto", 6, 0.0) is None
     assert memo.get(PROBLEM, "auto", None, 0.0) is None
     assert memo.get(PROBLEM, "auto", 6, answer.gap) is not None
 
 
-def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(tmp_path: Path) -> None:
+def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(memo: Memo) -> None:
     """An entry of a solver that looked at recomputations only: "optimal" there, and given out for good."""
-    memo = Memo(tmp_path)
     problem = Problem(chain().with_link(Link(10**9, 10**9)), 10)
     found = solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60)
     assert (found.status, found.restricted_to) == (Status.OPTIMAL, (ONE_PER_STAGE, NO_TRANSFERS))
@@ -86,8 +83,7 @@ def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(t
     assert kept.restricted_to == ()
 
 
-def test_fixed_bytes_do_not_part_equal_problems(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_fixed_bytes_do_not_part_equal_problems(memo: Memo) -> None:
     answer = answered()
     memo.put(PROBLEM, "auto", answer, 5.0)
     moved = Problem(chain(fixed=1000), 1010)
@@ -97,8 +93,7 @@ def test_fixed_bytes_do_not_part_equal_problems(tmp_path: Path) -> None:
     verify(moved, got.plan, cost_ns=got.cost_ns, peak_bytes=got.peak_bytes)
 
 
-def test_a_worse_answer_does_not_take_the_place_of_a_better(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_a_worse_answer_does_not_take_the_place_of_a_better(memo: Memo) -> None:
     best = answered()
     memo.put(PROBLEM, "auto", best, 5.0)
     worse = replace(best, cost_ns=best.cost_ns + 1)
@@ -112,8 +107,7 @@ def test_a_worse_answer_does_not_take_the_place_of_a_better(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
-def test_a_file_cut_off_anywhere_is_a_miss(tmp_path: Path, cut: int) -> None:
-    memo = Memo(tmp_path)
+def test_a_file_cut_off_anywhere_is_a_miss(memo: Memo, cut: int) -> None:
     memo.put(PROBLEM, "auto", answered(), 5.0)
     path = entry(memo)
     path.write_bytes(path.read_bytes()[:cut])
@@ -122,8 +116,7 @@ def test_a_file_cut_off_anywhere_is_a_miss(tmp_path: Path, cut: int) -> None:
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
 
 
-def test_any_flipped_bit_is_a_miss_or_changes_nothing(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_any_flipped_bit_is_a_miss_or_changes_nothing(memo: Memo) -> None:
     answer = answered()
     memo.put(PROBLEM, "auto", answer, 5.0)
     path = entry(memo)
@@ -134,8 +127,7 @@ def test_any_flipped_bit_is_a_miss_or_changes_nothing(tmp_path: Path) -> None:
         assert got is None or (got.plan, got.cost_ns) == (answer.plan, answer.cost_ns)
 
 
-def test_a_plan_that_is_wrong_under_a_right_checksum_is_a_miss(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_a_plan_that_is_wrong_under_a_right_checksum_is_a_miss(tmp_path: Path, memo: Memo) -> None:
     memo.put(PROBLEM, "auto", replace(answered(), plan=plain_plan(PROBLEM.graph)), 5.0)
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
     good = answered()
@@ -145,9 +137,8 @@ def test_a_plan_that_is_wrong_under_a_right_checksum_is_a_miss(tmp_path: Path) -
 
 
 def test_a_bound_above_the_cost_of_its_plan_is_an_error_and_never_a_result(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    memo: Memo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memo = Memo(tmp_path)
     answer = answered()
     memo.put(PROBLEM, "auto", replace(answer, bound_ns=(answer.cost_ns or 0) + 1), 5.0)
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
@@ -156,8 +147,7 @@ def test_a_bound_above_the_cost_of_its_plan_is_an_error_and_never_a_result(
     assert str(entry(memo)) in record.getMessage()
 
 
-def test_an_entry_under_another_problems_name_is_a_miss(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_an_entry_under_another_problems_name_is_a_miss(memo: Memo) -> None:
     memo.put(PROBLEM, "auto", answered(), 5.0)
     other = Problem(chain(7), 12)
     memo.put(other, "auto", answered(other), 5.0)
@@ -168,8 +158,7 @@ def test_an_entry_under_another_problems_name_is_a_miss(tmp_path: Path) -> None:
     assert memo.get(other, "auto", 0.0001, 0.99) is None
 
 
-def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, memo: Memo) -> None:
     memo.put(PROBLEM, "auto", answered(), 5.0)
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -184,8 +173,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) ->
             os.chmod(tmp_path, 0o700)
 
 
-def test_writers_and_readers_at_once_see_whole_entries(tmp_path: Path) -> None:
-    memo = Memo(tmp_path)
+def test_writers_and_readers_at_once_see_whole_entries(memo: Memo) -> None:
     answers = [answered(), replace(answered(), seconds=99.0)]
     wrong: list[object] = []
 
@@ -210,9 +198,9 @@ def test_writers_and_readers_at_once_see_whole_entries(tmp_path: Path) -> None:
     assert json.loads(entry(memo).read_text())["format"] == "remat-memo/1"
 
 
-def test_an_entry_serves_other_costs_and_budgets_with_its_certificate(tmp_path: Path) -> None:
+def test_an_entry_serves_other_costs_and_budgets_with_its_certificate(memo: Memo) -> None:
     """The plan is replayed and the certificate carried over to the problem at hand; beyond the gap it is a miss."""
-    memo, graph = Memo(tmp_path), training_graph(9)
+    graph = training_graph(9)
     problem = Problem(graph, budget_at(graph, 0.7))
     solved = solve(problem, max_gap=0.01, time_limit_s=20)
     assert solved.proof is not None
@@ -232,9 +220,8 @@ def test_an_entry_serves_other_costs_and_budgets_with_its_certificate(tmp_path: 
     assert wild is None or verify_answer(Problem(wilder, problem.budget_bytes), wild).bound_ns == wild.bound_ns
 
 
-def test_an_entry_with_a_bound_that_nobody_certifies_is_not_optimal(tmp_path: Path) -> None:
+def test_an_entry_with_a_bound_that_nobody_certifies_is_not_optimal(memo: Memo) -> None:
     """Also under a right checksum: what a liar once said stays a claim."""
-    memo = Memo(tmp_path)
     answer = answered()
     memo.put(PROBLEM, "auto", replace(answer, status=Status.OPTIMAL, bound_ns=answer.cost_ns, gap=0.0), 5.0)
     again = memo.get(PROBLEM, "auto", 5.0, 0.0)
