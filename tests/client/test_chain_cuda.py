@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from client.small_models import numbers
-from client.test_chain_training import METHODS, MeanSquare, convolutions, outcome
+from client.test_chain_training import METHODS, MeanSquare, convolutions, trained_alike
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
 from remat.lowering.link import bandwidth, link_of
@@ -56,13 +55,7 @@ def test_plans_on_cuda(method: str, tenths: int, profiled: Profiled) -> None:
     if not isinstance(answer.plan, ChainPlan):
         assert answer.status in (Status.INFEASIBLE, Status.NOTHING_FOUND), answer.message
         return
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
-    fresh = nn.ModuleList(copy.deepcopy(stages))
-    trained = carry_out_chain(list(fresh), problem, answer, needs_grad)
-    found = outcome(fresh, trained, x)
-    assert measure.differences(plain[0], found[0]) == []
-    assert found[1] == plain[1]
+    trained = trained_alike(stages, x, lambda fresh: carry_out_chain(fresh, problem, answer, needs_grad))
     measured = measure.peak_memory(lambda: trained(x).backward(), device).peak_bytes
     assert measured <= 1.01 * (answer.peak_bytes - chain.fixed_bytes)
 

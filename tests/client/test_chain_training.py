@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,19 +113,24 @@ def outcome(stages: nn.ModuleList, call, x: torch.Tensor):  # type: ignore[no-un
     return found._replace(gradients={**found.gradients, "input": x.grad}), len(fired)
 
 
+def trained_alike(stages: list[nn.Module], x: torch.Tensor, make: Callable[[list[nn.Module]], Any]) -> Any:
+    """What is made of copies of the stages, once it has trained as other copies do without a plan."""
+    plain, fresh = (nn.ModuleList(copy.deepcopy(stages)) for _ in range(2))
+    made = make(list(fresh))
+    expected, found = outcome(plain, nn.Sequential(*plain), x), outcome(fresh, made, x)
+    assert measure.differences(expected[0], found[0]) == []
+    assert found[1] == expected[1], "one hook call a gradient"
+    return made
+
+
 @pytest.mark.parametrize("name", first(3, sorted(CASES)))
 def test_chain_plans_train_exactly_with_one_hook_call_a_gradient(name: str) -> None:
     make, x = CASES[name]
     stages = make()
     chain, needs_grad = chain_of(stages, x)
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     for plan in (plain_chain_plan(chain), bisection(len(stages)), segments_plan(len(stages), 3)):
         verify(Problem(chain, 2**50), plan)
-        fresh = copy.deepcopy(stages)
-        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
-        assert measure.differences(plain[0], found[0]) == []
-        assert found[1] == plain[1]
+        trained_alike(stages, x, partial(ChainedModule, chain=chain, plan=plan, needs_grad=needs_grad))
 
 
 QUICK = ("rotor", "greedy", "offload-all", "save-on-cpu")
@@ -145,8 +151,6 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
     """Also of plans that free or move the input of a live tape, or a tape itself."""
     stages, x = [*make(), MeanSquare()], numbers(32, 3, 32, 32)
     chain, needs_grad = chain_of(stages, x, link_bytes_per_s=2 * 10**9)
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     problem = Problem(chain, budget_at(chain, tenths / 10))
     verbs: set[Verb] = set()
     for method in methods:
@@ -154,11 +158,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
         if not isinstance(answer.plan, ChainPlan):
             continue
         verbs |= {step.verb for step in answer.plan.steps}
-        fresh = nn.ModuleList(copy.deepcopy(stages))
-        trained = carry_out_chain(list(fresh), problem, answer, needs_grad)
-        found = outcome(fresh, trained, x)
-        assert measure.differences(plain[0], found[0]) == [], method
-        assert found[1] == plain[1]
+        trained = trained_alike(stages, x, lambda fresh: carry_out_chain(fresh, problem, answer, needs_grad))  # noqa: B023
         # the gradients exist from now on, as the chain's fixed bytes take for granted
         measured = measure.peak_memory(lambda: trained(x).backward()).peak_bytes  # noqa: B023
         predicted = answer.peak_bytes - chain.fixed_bytes
@@ -228,13 +228,7 @@ def test_a_tape_survives_its_input(name: str, text: str) -> None:
     stages = [nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU()), AFTERWARDS[name](), MeanSquare()]
     x = numbers(3, 16) if name != "recurrent" else numbers(3, 5, 16)
     chain, needs_grad = chain_of(stages, x, link_bytes_per_s=10**9)
-    plan = row(text)
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
-    fresh = copy.deepcopy(stages)
-    found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
-    assert measure.differences(plain[0], found[0]) == []
-    assert found[1] == plain[1]
+    trained_alike(stages, x, partial(ChainedModule, chain=chain, plan=row(text), needs_grad=needs_grad))
 
 
 def test_what_is_overwritten_after_it_was_saved_is_told_as_autograd_does() -> None:
@@ -270,13 +264,7 @@ def test_a_module_that_comes_several_times(plan) -> None:  # type: ignore[no-unt
     block = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.GELU())
     stages, x = [block, nn.Linear(16, 16), block, block, MeanSquare()], numbers(6, 16)
     chain, needs_grad = chain_of(stages, x)
-    plain_stages = nn.ModuleList(copy.deepcopy(stages))
-    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
-    fresh = copy.deepcopy(nn.ModuleList(stages))
-    trained = ChainedModule(list(fresh), chain, plan(chain), needs_grad=needs_grad)
-    found = outcome(fresh, trained, x)
-    assert measure.differences(plain[0], found[0]) == []
-    assert found[1] == plain[1]
+    trained_alike(stages, x, partial(ChainedModule, chain=chain, plan=plan(chain), needs_grad=needs_grad))
 
 
 def test_a_chain_takes_a_budget_or_segments() -> None:
