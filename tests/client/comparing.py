@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,3 +34,13 @@ def step_differences(
     steps = ((plain, plain), (model, model if run is None else run))
     found = [measure.outcome(each, measure.forward_backward(call, args, loss=loss)) for each, call in steps]
     return measure.differences(*found)
+
+
+def outcome(
+    module: nn.Module, run: Any, x: torch.Tensor, loss: Callable[[Any], torch.Tensor] | None = None
+) -> measure.Outcome:
+    """What a step leaves behind; the module's state is put back afterwards."""
+    state = copy.deepcopy(module.state_dict())
+    found = measure.outcome(module, measure.forward_backward(run, (x,), loss=loss))
+    module.load_state_dict(state)
+    return found

@@ -137,6 +137,7 @@ def test_two_calls_may_run_backward_in_any_order() -> None:
 
 @pytest.mark.parametrize("way", first(1, ["enable", "optimize"]))
 def test_a_shallow_copy_runs_by_its_own_attributes_or_not_at_all(way: str) -> None:
+    """As replicas of data parallel are."""
     x, model = torch.ones(4, 32), Block()
     given: dict[str, Any] = {"budget": remat.Fraction(1.0), "planner": "greedy"}
     run = remat.enable(model, **given) if way == "enable" else remat.optimize(model, (x,), **given)
@@ -148,13 +149,6 @@ def test_a_shallow_copy_runs_by_its_own_attributes_or_not_at_all(way: str) -> No
     remat.disable(copied)
     assert torch.equal(copied(x), expected * 3)
     assert torch.equal(run(x), expected), "the source is as it was"
-
-
-@pytest.mark.parametrize("way", first(1, ["enable", "optimize"]))
-def test_replicas_of_data_parallel_are_refused(way: str) -> None:
-    x, model = torch.ones(4, 32), Block()
-    given: dict[str, Any] = {"budget": remat.Fraction(1.0), "planner": "greedy"}
-    run = remat.enable(model, **given) if way == "enable" else remat.optimize(model, (x,), **given)
     with pytest.raises(remat.CaptureError, match="shallow copy"):
         run._replicate_for_data_parallel()(x)
 

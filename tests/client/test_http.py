@@ -50,14 +50,6 @@ def test_what_may_pass_is_tried_three_times_with_one_key(status: int) -> None:
     assert [request.body for request in server.asked] == [{"x": 1}] * 3
 
 
-def test_two_calls_have_two_keys() -> None:
-    with lying(in_turn(Said(200, {}))) as server:
-        client = http(server.url)
-        client.call("POST", "/a")
-        client.call("POST", "/a")
-    assert len({request.headers["idempotency-key"] for request in server.asked}) == 2
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, Refused), (401, NotAllowed), (403, NotAllowed), (404, NotFound), (413, Refused), (422, Refused)],
@@ -209,21 +201,17 @@ def test_an_interrupt_ends_a_call_at_once() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_large_body_travels_compressed_and_a_small_one_as_it_is() -> None:
+def test_what_a_call_carries() -> None:
+    """A key of its own, a large body compressed and a small one as it is, and the API key, which is never shown."""
     with lying(in_turn(Said(200, {}))) as server:
-        client = http(server.url)
+        client = http(server.url, api_key="secret-1")
         client.call("POST", "/x", body={"a": [7] * 10_000})
         client.call("POST", "/x", body={"a": 7})
+    assert len({request.headers["idempotency-key"] for request in server.asked}) == 2
     assert server.asked[0].headers["content-encoding"] == "zstd"
     assert int(server.asked[0].headers["content-length"]) < 1_000
     assert server.asked[0].body == {"a": [7] * 10_000}
     assert "content-encoding" not in server.asked[1].headers
-
-
-def test_the_key_is_sent_and_never_shown() -> None:
-    with lying(in_turn(Said(200, {}))) as server:
-        client = http(server.url, api_key="secret-1")
-        client.call("GET", "/x")
     assert server.asked[0].headers["authorization"] == "Bearer secret-1"
     assert "secret-1" not in repr(client)
     assert "secret-1" not in repr(settings(api_key="secret-1", environ={}))

@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 
 import remat
+from client.comparing import outcome
 from client.inductor_models import IMAGES, INPUT, Convolutions, Layers, Levels, Mixers, Net, Next
 from client.planners import Noting
 from remat._compat.inductor import code
@@ -36,14 +37,6 @@ TIGHT = remat.Fraction(0.75)
 
 # each compiles with g++, which a busy machine does slowly
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("own_caches")]
-
-
-def outcome(model: nn.Module, run: Any, batch: torch.Tensor = INPUT) -> measure.Outcome:
-    """One step from a seed, buffers put back afterwards."""
-    before = copy.deepcopy(model.state_dict())
-    found = measure.outcome(model, measure.forward_backward(run, (batch,)))
-    model.load_state_dict(before)
-    return found
 
 
 def compiled(model: nn.Module, **asking: Any) -> tuple[Any, Any]:
@@ -70,9 +63,9 @@ def test_the_same_training_inside_the_budget(norm: bool) -> None:
     """Gradients, buffers and the generator are plain Inductor's bit for bit; the measured peak is the predicted one."""
     torch.manual_seed(0)
     model = Net(norm)
-    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False), INPUT)
     run, backend = compiled(model)
-    assert measure.differences(plain, outcome(model, run)) == []
+    assert measure.differences(plain, outcome(model, run, INPUT)) == []
     (carried,) = backend.carried
     assert carried.answer.overhead > 0, "at this budget something has to be computed again"
     measured = peak(model, run)
@@ -267,9 +260,9 @@ def test_seeds_are_saved_and_never_drawn_again() -> None:
     The whole forward pass is computed again here, batch statistics included; buffers are updated once.
     """
     model = Net(norm=True)
-    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False), INPUT)
     run, backend = planned_by(TwiceOver(), model)
-    assert measure.differences(plain, outcome(model, run)) == []
+    assert measure.differences(plain, outcome(model, run, INPUT)) == []
     (carried,) = backend.carried
     drawn = [n for n in (*carried.forward.graph.nodes, *carried.backward.graph.nodes) if _is(n, prims.inductor_seeds)]
     assert len(drawn) == 1
@@ -372,8 +365,8 @@ def test_why_not_torchs_own_budget() -> None:
 
     torch.manual_seed(0)
     model = Net()
-    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
-    other = outcome(model, torch.compile(model, backend=torchs_own, fullgraph=True, dynamic=False))
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False), INPUT)
+    other = outcome(model, torch.compile(model, backend=torchs_own, fullgraph=True, dynamic=False), INPUT)
     assert torch.equal(plain.loss, other.loss)
     assert "generator cpu" in measure.differences(plain, other), "the generator moved on twice"
     errors = [

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import outcome
 from client.planners import OnDemand
-from client.small_models import Mlp, numbers
+from client.small_models import Mlp, mean_square, numbers
 from remat.chains.modules import ChainedModule
 from remat.errors import CaptureError
 from remat.profiling import measure
@@ -36,13 +37,6 @@ def recurrent() -> nn.Sequential:
     return nn.Sequential(*(Recurrent() for _ in range(6)))
 
 
-def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outcome:
-    state = copy.deepcopy(module.state_dict())
-    found = measure.outcome(module, measure.forward_backward(run, (x,), {}, lambda y: y.square().mean()))
-    module.load_state_dict(state)
-    return found
-
-
 @pytest.mark.parametrize("mode", first(1, ["auto", "chain"]))
 def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     module, x = recurrent(), numbers(8, 12, 16)
@@ -54,7 +48,7 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
     assert remat.plans_of(trained).plans == ()
     assert chain.answer.overhead
     assert trained is module
-    assert measure.differences(outcome(plain, plain, x), outcome(module, module, x)) == []
+    assert measure.differences(outcome(plain, plain, x, mean_square), outcome(module, module, x, mean_square)) == []
     text = remat.explain(trained)
     assert "a chain of 6 stages" in text
     assert "Recurrent" in text
@@ -67,7 +61,7 @@ def test_another_size_of_a_chain_gets_a_plan_of_its_own() -> None:
     module, plain = recurrent(), recurrent()
     trained = remat.optimize(module, (numbers(8, 12, 16),), budget=remat.Fraction(0.6), planner="greedy", mode="chain")
     x = numbers(4, 12, 16)
-    assert measure.differences(outcome(plain, plain, x), outcome(module, trained, x)) == []
+    assert measure.differences(outcome(plain, plain, x, mean_square), outcome(module, trained, x, mean_square)) == []
     assert len(remat.plans_of(trained).chains) == 2
 
 
@@ -81,17 +75,11 @@ def test_no_step_of_a_chain_waits_at_another_size() -> None:
     run: Any = remat.optimize(module, (small,), mode="chain", **asking)
     run(small)
 
-    def step(forward: Any, module: nn.Module = module) -> measure.Outcome:
-        state = copy.deepcopy(module.state_dict())
-        found = measure.outcome(module, measure.forward_backward(forward, (large,), {}, lambda y: y.square().mean()))
-        module.load_state_dict(state)
-        return found
-
     def chain_of_large() -> ChainedModule:
         return next(chain for chain in remat.plans_of(run).chains if chain.chain.activation_bytes[0] == large.nbytes)
 
-    plain = step(reference, reference)
-    assert measure.differences(plain, step(run)) == [], "while the planner is at work"
+    plain = outcome(reference, reference, large, mean_square)
+    assert measure.differences(plain, outcome(module, run, large, mean_square)) == [], "while the planner is at work"
     chain = chain_of_large()
     assert chain.answer.cache == "near"
     assert chain.answer.overhead
@@ -101,7 +89,7 @@ def test_no_step_of_a_chain_waits_at_another_size() -> None:
     assert chain.better.wait(60) is not None
     loss.backward()  # ends by the plan that it began with
     module.zero_grad()
-    assert measure.differences(plain, step(run)) == []
+    assert measure.differences(plain, outcome(module, run, large, mean_square)) == []
     assert chain_of_large() is chain
     assert chain.answer.overhead == 0
     assert chain.better is None

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 import remat
+from client.comparing import outcome
 from client.planners import OnDemand
 from client.small_models import numbers
 from client.test_training import Net
@@ -28,13 +29,6 @@ from remat.profiling.timing import Timed, elements, fitted_cost, times
 from remat.training.enable import plans_of
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, verify
-
-
-def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outcome:
-    state = copy.deepcopy(module.state_dict())
-    found = measure.outcome(module, measure.forward_backward(run, (x,)))
-    module.load_state_dict(state)
-    return found
 
 
 @pytest.mark.parametrize("sizes", [(256, 512), (512, 256)])

@@ -110,6 +110,21 @@ class Job:
                 time.sleep(0.01)
         raise AssertionError("no better plan has taken over")
 
+    def takes_over(self, caplog: pytest.LogCaptureFixture, step: Callable[[], Any] | None = None) -> dict[str, Any]:
+        """What a step gives, before and after a better plan has taken over, and without a plan."""
+        before = self.step()
+        self.arrives(caplog, step or self.step)
+        after = self.step()
+        assert equal(before, after) == []
+        assert equal(self.step(run=self.plain), after) == []
+        return after
+
+    def is_found(self) -> None:
+        """Let the better plan be there."""
+        self.planner.go.set()
+        better = next(p.better for p in plans_of(self.model).plans if p.better is not None)
+        assert better.wait(60) is not None
+
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
     assert one.keys() == other.keys()
@@ -215,11 +230,7 @@ CASES += [("backend", name) for name in ("autocast", "function mode", "saved-ten
 def test_the_steps_before_and_after_are_equal(way: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     with WHOLE.get(name, contextlib.nullcontext)():
         job = Job(way, STATES.get(name, contextlib.nullcontext), lambda: Mixed(attends=name.startswith("autocast")))
-        before = job.step()
-        job.arrives(caplog, job.step)
-        after = job.step()
-        assert equal(before, after) == []
-        assert equal(job.step(run=job.plain), after) == []
+        after = job.takes_over(caplog)
         if STATES.get(name) is forward_alone:
             assert "inner.0.weight.grad" in equal(after, other_gradients(job, amp)), "the setting has an effect"
     assert job.planner.threads[1:] == ["remat-planner"]
@@ -250,11 +261,7 @@ def test_an_evaluation_under_inference_mode_comes_before_each_step(way: str, cap
         job.model.train()
         return job.step()
 
-    before = job.step()
-    job.arrives(caplog, evaluated)
-    after = job.step()
-    assert equal(before, after) == []
-    assert equal(job.step(run=job.plain), after) == []
+    job.takes_over(caplog, evaluated)
 
 
 @pytest.mark.thorough
@@ -299,12 +306,7 @@ class Layers(nn.Module):
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_with_transforms_of_functions_inside_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    job = Job(way, contextlib.nullcontext, lambda: Layers(over_rows=True))
-    before = job.step()
-    job.arrives(caplog, job.step)
-    after = job.step()
-    assert equal(before, after) == []
-    assert equal(job.step(run=job.plain), after) == []
+    Job(way, contextlib.nullcontext, lambda: Layers(over_rows=True)).takes_over(caplog)
 
 
 def functional(job: Job, run: Any) -> list[torch.Tensor]:
@@ -339,9 +341,7 @@ def test_a_call_inside_a_transform_runs_as_it_is_and_takes_nothing_over(
     """With the better plan there: it takes over at the next call outside, and is compiled outside."""
     job = Job(way, contextlib.nullcontext, Layers)
     before = job.step()
-    job.planner.go.set()
-    better = next(p.better for p in plans_of(job.model).plans if p.better is not None)
-    assert better.wait(60) is not None
+    job.is_found()
     plain = remat.disable(copy.deepcopy(job.model))
     with caplog.at_level(logging.INFO, "remat"):
         assert torch.equal(TRANSFORMS[name](job, job.run), TRANSFORMS[name](job, plain))
@@ -420,9 +420,7 @@ def test_two_kinds_of_calls_under_different_autocast_each_take_over_under_their_
     """The better plan of the one is there while the other one runs: each is compiled at its own next call."""
     job = Job("enable", amp)
     before = job.step()
-    job.planner.go.set()
-    better = next(p.better for p in plans_of(job.model).plans if p.better is not None)
-    assert better.wait(60) is not None
+    job.is_found()
     job.state = contextlib.nullcontext
     plain = job.step()  # a kind of its own, planned while the better plan of the other is there
     assert equal(job.step(run=job.plain), plain) == []

@@ -305,12 +305,10 @@ def test_a_better_plan_takes_over_between_steps() -> None:
 def test_the_plan_used_least_lately_goes_first() -> None:
     """With room for two kinds of calls, the third takes the place of the one that was not used since."""
     trained = remat.optimize(Mlp(8), (numbers(2, 8),), budget=remat.Fraction(1), planner="greedy", most_plans=2)
-    first, second = (
-        remat.plans_of(trained).plan_for((numbers(2, 8),)),
-        remat.plans_of(trained).plan_for((numbers(3, 8),)),
-    )
-    assert remat.plans_of(trained).plan_for((numbers(2, 8),)) is first
-    remat.plans_of(trained).plan_for((numbers(4, 8),))
-    assert len(remat.plans_of(trained).plans) == 2
-    assert remat.plans_of(trained).plan_for((numbers(2, 8),)) is first
-    assert remat.plans_of(trained).plan_for((numbers(3, 8),)) is not second
+    plans = remat.plans_of(trained)
+    first, second = (plans.plan_for((numbers(rows, 8),)) for rows in (2, 3))
+    assert plans.plan_for((numbers(2, 8),)) is first
+    plans.plan_for((numbers(4, 8),))
+    assert len(plans.plans) == 2
+    assert plans.plan_for((numbers(2, 8),)) is first
+    assert plans.plan_for((numbers(3, 8),)) is not second
