@@ -1,4 +1,4 @@
-"""The examples run as they stand, each in a process of its own, and train as plain training does."""
+"""The examples and three recipes run as they stand, each in a process of its own, and train as without a plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import torch
+from recipes.training import Training, compared
 
 from service.serving import serving
 
@@ -133,3 +135,26 @@ def test_values_wait_on_the_host(tmp_path: Path) -> None:
     out = run(str(EXAMPLES / "offload.py"), folder=tmp_path)
     assert "which may hold 64.0 MiB: 25.0 GB/s out" in out
     assert "bit for bit: True" in out
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["plain_loop:bf16_autocast", "accelerate_loop", "lightning_modules:mixed"])
+def test_a_recipe_trains_as_by_aot_eager(name: str) -> None:
+    command = (sys.executable, "-m", "recipes", "--here", name)
+    found = subprocess.run(command, cwd=EXAMPLES.parent, check=True, capture_output=True, text=True).stdout
+    assert found.splitlines()[-1].startswith("equal |")
+
+
+def test_what_differs_is_said(tmp_path: Path) -> None:
+    def train(training: Training) -> None:
+        for step in range(40):
+            training.step(torch.tensor(float(training.planned and step == 7)))
+        training.end("model", torch.nn.Linear(2, 2))
+
+    faults = compared(train, str(tmp_path)).faults
+    assert faults == (
+        "loss 7 differs",
+        "0 plans took over, 2 asked for",
+        "nothing was planned, or no step of it was measured",
+    )

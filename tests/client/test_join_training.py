@@ -1,4 +1,4 @@
-"""Branches that meet in a head train by join plans and by plans of their graph, exactly as without a plan."""
+"""Branches that meet in a head train by plans of their graph, and of joins, exactly as without a plan."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import remat
 from client.comparing import equal
 from client.small_models import numbers
 from client.test_chain_training import Branching, outcome
+from drawn import examples
 from remat.chains.modules import JoinedModule
-from remat.chains.profile import join_of
-from remat.chains.training import carry_out_join
+from remat.chains.profile import ProfiledJoin, StageCost, join_of
+from remat.chains.stages import Stage
+from remat.chains.training import branches_by, carry_out_join, homogenized
 from remat.errors import CaptureError
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
-from remat_ir import Problem, plain_plan, verify
+from remat_ir import Join, Problem, join_in_bytes, plain_plan, verify
+from remat_solver.join.table import JoinTable
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 
@@ -180,3 +185,35 @@ def test_what_is_no_join_is_refused() -> None:
     branches, head = siamese(2)
     with pytest.raises(remat.BudgetTooSmall):
         remat.optimize_chain(branches, inputs(2), head=head, budget=remat.Fraction(0.01), planner="local")
+
+
+def measured(lengths: list[int]) -> ProfiledJoin:
+    """Equal stages, whose tapes take no more than what they give."""
+    stages: list[Stage] = []
+    ends: list[int] = []
+    for branch, length in enumerate(lengths):
+        cut = branch
+        for _ in range(length):
+            stages.append(Stage(nn.Identity(), (cut,), len(lengths) + len(stages)))
+            cut = stages[-1].makes
+        ends.append(cut)
+    stages.append(Stage(nn.Identity(), tuple(ends), len(lengths) + len(stages)))
+    costs = [StageCost(2, 3, 0, 0, 0, 10, 10, (10,) * len(stage.reads), False) for stage in stages]
+    inputs = (10,) * len(lengths)
+    return ProfiledJoin(tuple(stages), tuple(costs), tuple(lengths), inputs, (0,) * len(stages))
+
+
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+@given(st.lists(st.integers(2, 5), min_size=2, max_size=3), st.integers(0, 9))
+def test_plans_of_the_join_of_equal_steps_are_plans_of_the_graph(lengths: list[int], more: int) -> None:
+    profiled = measured(lengths)
+    join = homogenized(profiled, 99)
+    assert join == Join(tuple(lengths), 2, 5, 5, slots=99, slot_bytes=10)
+    slots = 2 * len(lengths) + 1 + more
+    steps = JoinTable(join.lengths, slots).plan(slots)
+    assert steps is not None
+    order, graph, plan = branches_by(profiled, steps)
+    assert sorted(order) == [j for j, length in enumerate(lengths) for _ in range(length)]
+    in_bytes, of_join = join_in_bytes(join, steps)
+    # a forward step that stands right before its backward step anyway runs once
+    assert verify(Problem(graph, 10**9), plan).cost_ns <= verify(Problem(in_bytes, 10**9), of_join).cost_ns
