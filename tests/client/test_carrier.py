@@ -23,7 +23,6 @@ from client.comparing import equal, step_differences
 from client.small_models import CASES, Writing, module_of
 from client.test_adoption import Net, trained
 from client.test_exact import outcome
-from client.transferring import LINK, Mover
 from releases.test_lane import Again
 from releases.test_lane import stock as stock_of
 from remat.compile import carrier
@@ -168,14 +167,6 @@ def test_at_most_so_many_plans_are_held() -> None:
     for rows in (8, 7, 6, 5, 4, 3):
         model(torch.randn(rows, 16)).backward()
     assert max(len(graph.made) for graph in model.forward.backend.graphs) == 2
-
-
-def test_values_move_to_the_host() -> None:
-    torch.manual_seed(0)
-    case = CASES["mlp_with_dropout"]()
-    expected = outcome(case, case.module)
-    remat.enable(case.module, budget="100%", planner=Mover(1), link=LINK)
-    assert measure.differences(expected, outcome(case, case.module)) == []
 
 
 def test_the_module_stays_itself() -> None:

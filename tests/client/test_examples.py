@@ -18,20 +18,25 @@ from service.serving import serving
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(*command: str, folder: Path) -> str:
-    """What a command prints; it must end well."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
+def ended(*command: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command, which must end well."""
+    quiet = {"OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, *command],
+        command,
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, **quiet, **environ},
         cwd=folder,
         timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return done
+
+
+def run(*command: str, folder: Path) -> str:
+    """What a program of Python prints."""
+    return ended(sys.executable, *command, folder=folder).stdout
 
 
 @pytest.mark.slow
@@ -92,10 +97,8 @@ def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
         (commands / name).chmod(0o755)
     with serving(tmp_path) as served:
         for job in range(2):
-            environment = {
-                **os.environ,
+            environ = {
                 "PATH": f"{commands}:{os.environ['PATH']}",
-                "OMP_NUM_THREADS": "1",
                 "REMAT_BASE_URL": served.url,
                 "REMAT_CACHE_DIR": str(tmp_path / f"cache-{job}"),
                 "SLURM_JOB_ID": str(os.getpid() + job),
@@ -103,15 +106,7 @@ def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
                 "SLURM_NTASKS": "2",
                 "SLURM_SUBMIT_DIR": str(EXAMPLES.parent),
             }
-            done = subprocess.run(
-                ["bash", str(EXAMPLES / "slurm.sbatch")],
-                capture_output=True,
-                text=True,
-                env=environment,
-                timeout=200,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
+            done = ended("bash", str(EXAMPLES / "slurm.sbatch"), folder=tmp_path, **environ)
             for rank in range(2):
                 assert done.stdout.count(f"rank {rank} step") == 3
             assert "passed over" not in done.stderr, "the planner was there"

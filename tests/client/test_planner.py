@@ -257,14 +257,6 @@ def test_a_method_asked_for_by_name_is_not_swapped_for_another(here: Settings, n
         ask(server.url, here, method="magic")
 
 
-@pytest.mark.parametrize(
-    "limits", [{"time_limit_s": 0}, {"time_limit_s": float("nan")}, {"max_gap": -1}, {"max_gap": 1}]
-)
-def test_limits_out_of_range_are_refused(limits: dict[str, float], here: Settings) -> None:
-    with pytest.raises(InvalidData, match=next(iter(limits))):
-        planner_for("greedy", given=here).plan(PROBLEM, SolveOptions(**limits))
-
-
 def test_past_its_time_a_solve_is_cancelled_and_its_best_plan_taken(here: Settings, no_solver: None) -> None:
     waiting = lie(status="running")
     del waiting["plan"]
