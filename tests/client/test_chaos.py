@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 from benchmarks.graphs.instances import instance
 from starlette.testclient import TestClient
 
+from client.test_target import remat_command
 from remat.errors import ServiceError, Unreachable
 from remat.planning import service
 from remat.planning.http import Timeouts
@@ -152,15 +151,13 @@ def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: P
     until = time.monotonic() + 60
     while time.monotonic() < until and not any(progress.cost_ns is not None for progress in seen):
         time.sleep(0.1)
-    command = [sys.executable, "-m", "remat", "cancel", str(answer.id), "--base-url", served.url, "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = remat_command("cancel", str(answer.id), "--base-url", served.url, "--json", folder=tmp_path)
     waiting.join(60)
     assert ran.returncode in (0, 4), ran.stderr
     assert json.loads(ran.stdout)["id"] == answer.id
     assert box
     assert box[0].status in (Status.CANCELLED, Status.FEASIBLE, Status.OPTIMAL, Status.NOTHING_FOUND)
-    command = [sys.executable, "-m", "remat", "ls", "--base-url", served.url, "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = remat_command("ls", "--base-url", served.url, "--json", folder=tmp_path)
     assert answer.id in [row["id"] for row in json.loads(ran.stdout)]
 
 

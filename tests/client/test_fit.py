@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from client.test_pipeline_fit import TABLE
 from remat.batch.largest import between
 from remat.cli import app
 from remat.cli.show import MARKERS, _colors, curve_chart, curve_picture, ways_picture
@@ -34,14 +35,6 @@ from remat_ir import (
     recomputed,
     verify,
 )
-
-TABLE = """
-name = "a small one"
-memory = "2MiB"
-context = "0MiB"
-bandwidth = 1e11
-peak = {float32 = 1e13}
-"""
 
 SCRIPT = """
 import torch
@@ -211,7 +204,7 @@ def test_progress_says_what_is_known_so_far() -> None:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(TABLE)
+    path.write_text(TABLE.replace("MEMORY", "2MiB"))
     return path
 
 

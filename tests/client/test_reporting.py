@@ -55,12 +55,15 @@ def test_nothing_is_told_unless_it_may(service: Service, tmp_path: Path, monkeyp
     assert attached(service, made) == {"run": None, "names": None}
 
 
-def test_the_run_of_the_first_steps_is_reported(
+def test_the_run_of_the_first_steps_is_reported_once_all_are_timed(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its peak, and the least time of the steps after the first; the page of the solve shows both."""
     monkeypatch.setenv("REMAT_REPORT_RUNS", "1")
-    made = trained(service, tmp_path, monkeypatch)
+    made = trained(service, tmp_path, monkeypatch, steps=TIMED_STEPS)
+    (left,) = backend_of(made).check.untimed.values()
+    assert left == 1
+    made(*ARGS).backward()
     eventually(lambda: attached(service, made)["run"] is not None)
     run = attached(service, made)["run"]
     (peak,) = remat.plans_of(made).peaks.values()
@@ -68,17 +71,6 @@ def test_the_run_of_the_first_steps_is_reported(
     assert run["measured_ns"] > 0
     assert run["device"]
     assert not backend_of(made).check.untimed
-
-
-def test_a_step_that_is_not_timed_yet_is_not_reported(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REMAT_REPORT_RUNS", "1")
-    made = trained(service, tmp_path, monkeypatch, steps=TIMED_STEPS)
-    (left,) = backend_of(made).check.untimed.values()
-    assert left == 1
-    made(*ARGS).backward()
-    eventually(lambda: attached(service, made)["run"] is not None)
 
 
 def test_names_are_sent_where_the_service_stores_them(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import pytest
 
 import remat
 from client.liar import Said, in_turn, lying
+from client.test_target import remat_command
 from remat.errors import Unreachable
 from remat.planning.async_client import AsyncRemat
 from remat.planning.options import SolveOptions
@@ -112,7 +111,7 @@ def test_the_command_line_has_every_point_of_a_sweep(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1) as service:
         words = ["sweep", str(file), "--budgets", "40%,50%,60%", "-t", "4", "--max-gap", "0"]
         with away(service, 6.0):
-            done = _remat(*words, "--base-url", service.url, "--json", folder=tmp_path)
+            done = remat_command(*words, "--base-url", service.url, "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(answer["plan"] for answer in json.loads(done.stdout)["answers"])
     assert done.stderr.count(WAITING) == 1, done.stderr
@@ -193,15 +192,9 @@ def _planned() -> tuple[Problem, Any]:
 def _solve(folder: Path, problem: Problem, url: str) -> subprocess.CompletedProcess[str]:
     file = folder / "graph.json"
     file.write_text(json.dumps(problem.graph.to_json()))
-    return _remat(
+    return remat_command(
         "solve", str(file), "-b", str(problem.budget_bytes), "-t", "25", "--base-url", url, "--json", folder=folder
     )
-
-
-def _remat(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "REMAT_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-m", "remat", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def _log(folder: Path) -> str:

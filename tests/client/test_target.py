@@ -309,17 +309,13 @@ def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Pa
 
 
 @pytest.mark.thorough
-def test_optimizer_state_is_fixed(script: Path) -> None:
-    plain, adamw = (target_step(load(str(script)), "h100", optimizer=o).step.fixed for o in (None, "adamw"))
+def test_optimizer_state_is_fixed_and_the_step_is_the_one_that_torch_takes_on_the_device(script: Path) -> None:
+    """All parameters together on CUDA, with copies of all of them; fake tensors alone would step one by one."""
+    steps = [target_step(load(str(script)), "h100", optimizer=o) for o in (None, "adamw")]
+    plain, adamw = (found.step.fixed for found in steps)
     assert plain["optimizer state"] == 0
     assert 2 * plain["parameters"] >= adamw["optimizer state"] > 1.9 * plain["parameters"] - 512 * 100
-
-
-@pytest.mark.thorough
-def test_the_step_on_a_device_is_the_one_that_torch_takes_there(script: Path) -> None:
-    """All parameters together on CUDA, with copies of all of them; fake tensors alone would step one by one."""
-    found = target_step(load(str(script)), "h100", optimizer="adamw")
-    assert found.update.temporaries_bytes >= found.step.fixed["parameters"]
+    assert steps[1].update.temporaries_bytes >= adamw["parameters"]
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd", "adamw"])

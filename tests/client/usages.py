@@ -105,20 +105,17 @@ def nested_compile_region() -> Case:
 
 @usage("`torch.cond`")
 def cond() -> Case:
-    def middle(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
-
-    return around(middle)
+    return around(lambda _, x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)))
 
 
 @usage("`map` over rows")
 def map_over_rows() -> Case:
     from torch._higher_order_ops.map import map as over
 
-    def middle(module: Any, x: torch.Tensor) -> torch.Tensor:
-        return over(lambda row, weight: (row * weight).tanh(), x, module.scale)
+    def scaled(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (row * weight).tanh()
 
-    return around(middle, scale=nn.Parameter(torch.ones(WIDTH)))
+    return around(lambda module, x: over(scaled, x, module.scale), scale=nn.Parameter(torch.ones(WIDTH)))
 
 
 @usage("`scan`")
@@ -129,10 +126,7 @@ def scan() -> Case:
         found = (carry + row).tanh()
         return found, found.clone()
 
-    def middle(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return over(step, torch.zeros_like(x[0]), x)[1]
-
-    return around(middle)
+    return around(lambda _, x: over(step, torch.zeros_like(x[0]), x)[1])
 
 
 @usage("`associative_scan`, as state-space models have it")
@@ -142,10 +136,7 @@ def associative_scan() -> Case:
     def combine(left: Any, right: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return left[0] * right[0], right[0] * left[1] + right[1]
 
-    def middle(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return over(combine, (x.sigmoid(), x), dim=0, combine_mode="generic")[1]
-
-    return around(middle)
+    return around(lambda _, x: over(combine, (x.sigmoid(), x), dim=0, combine_mode="generic")[1])
 
 
 @usage("`while_loop` that is not differentiated")
@@ -251,10 +242,8 @@ def ctc_loss() -> Case:
 
 @usage("an embedding with sparse gradients", PARTS)
 def embedding_with_sparse_gradients() -> Case:
-    def middle(module: Any, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        return x + module.table(tokens)
-
-    return around(middle, torch.tensor([1, 3, 1, 0, 2, 2, 7, 5]), table=nn.Embedding(10, WIDTH, sparse=True))
+    tokens, table = torch.tensor([1, 3, 1, 0, 2, 2, 7, 5]), nn.Embedding(10, WIDTH, sparse=True)
+    return around(lambda module, x, tokens: x + module.table(tokens), tokens, table=table)
 
 
 @usage("jagged tensors", PARTS)
@@ -382,10 +371,8 @@ def autograd_grad_inside_that_is_trained() -> Case:
 def checkpoint_inside() -> Case:
     from torch.utils.checkpoint import checkpoint
 
-    def middle(module: Any, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(module.inside, x, use_reentrant=False)
-
-    return around(middle, inside=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)))
+    inside = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2))
+    return around(lambda module, x: checkpoint(module.inside, x, use_reentrant=False), inside=inside)
 
 
 # state of modules
@@ -514,10 +501,7 @@ def generator_in_forward() -> Case:
 
 @usage("numpy")
 def numpy_in_forward() -> Case:
-    def middle(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.from_numpy(x.detach().numpy().clip(0, 1))
-
-    return around(middle)
+    return around(lambda _, x: x * torch.from_numpy(x.detach().numpy().clip(0, 1)))
 
 
 # compiled parts
