@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from planners import OnDemand
 from ranks_training import FRACTION, blocks, compared, message, trained
+from small_models import FeedForward
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
@@ -291,17 +292,6 @@ def pipeline() -> dict[str, Any]:
     return compared(plain, planned, scheduled)
 
 
-class Split(nn.Module):
-    """Two layers for torch's own tensor parallelism."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
 COLUMNS_AND_ROWS = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 SEQUENCES = {
     "norm": SequenceParallel(),
@@ -312,7 +302,7 @@ SEQUENCES = {
 
 def split(mesh: Any, layers: Mapping[str, Any]) -> nn.Sequential:
     torch.manual_seed(0)
-    made = nn.Sequential(*(Split() for _ in range(3)))
+    made = nn.Sequential(*(FeedForward(WIDTH) for _ in range(3)))
     for block in made:
         parallelize_module(block, mesh, dict(layers))
     return made

@@ -56,6 +56,20 @@ class Mlp(nn.Module):
         return x
 
 
+class FeedForward(nn.Module):
+    """A residual around a normalization, two layers, and dropout if a share is given."""
+
+    def __init__(self, width: int, inner: int | None = None, dropout: float | None = None, affine: bool = True) -> None:
+        super().__init__()
+        inner = inner or 4 * width
+        self.norm = nn.LayerNorm(width, elementwise_affine=affine)
+        self.up, self.down = nn.Linear(width, inner, bias=affine), nn.Linear(inner, width, bias=affine)
+        self.drop = nn.Identity() if dropout is None else nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
 @case
 def mlp_with_dropout() -> Case:
     return Case(Mlp(dropout=0.2), (numbers(16, 32),), {}, mean_square)

@@ -218,9 +218,9 @@ def script(tmp_path: Path) -> Path:
 class Net(nn.Module):
     """Blocks in a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32, inner: int = 32) -> None:
         super().__init__()
-        blocks = (nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(6))
+        blocks = (nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)) for _ in range(6))
         self.layers = nn.ModuleList(blocks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -348,23 +348,9 @@ def test_compare_reads_a_graph_file(tmp_path: Path) -> None:
     assert rows["greedy"]["overhead"] == overhead_of(6, 6) == 0
 
 
-class Whole(nn.Module):
-    """Blocks of which each rank of several may hold a part, as Megatron splits them."""
-
-    def __init__(self, tp: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(64, 256 // tp), nn.GELU(), nn.Linear(256 // tp, 64)) for _ in range(6)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x.sum()
-
-
 def whole(batch: int = 64, tp: int = 1) -> tuple[nn.Module, torch.Tensor]:
-    return Whole(tp), torch.ones(batch, 64)
+    """Of blocks of which each rank of several may hold a part, as Megatron splits them."""
+    return Net(64, 256 // tp), torch.ones(batch, 64)
 
 
 @pytest.mark.thorough
@@ -374,7 +360,7 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     alone, shared, replica, part = (
         predict(whole, str(table), parallel=parallel, **options) for parallel in (None, "fsdp=8", "dp=8", "tp=4")
     )
-    size = sum(4 * p.numel() for p in Whole(1).parameters())
+    size = sum(4 * p.numel() for p in whole(tp=1)[0].parameters())
     block = size // 6
     one, other = alone.step.step.fixed, shared.step.step.fixed
     assert not any(isinstance(found, PipelineFit) for found in (alone, shared, replica, part))
@@ -384,7 +370,7 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     grown = shared.plain_bytes - sum(other.values()) - (alone.plain_bytes - sum(one.values()))
     assert -1.01 * size <= grown < -0.7 * size, "gradients of the whole model were there at the end, and now an eighth"
     assert replica.plain_bytes == alone.plain_bytes + size
-    own = sum(4 * p.numel() for p in Whole(4).parameters())
+    own = sum(4 * p.numel() for p in whole(tp=4)[0].parameters())
     assert part.step.step.fixed["parameters"] == pytest.approx(own, rel=0.03) != pytest.approx(size, rel=0.03)
     assert "one of 8 ranks (fsdp=8)" in str(shared)
     assert shared.largest_planned.size > alone.largest_planned.size

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
+from client.small_models import FeedForward
 from client.test_ranks import ran
 from drawn import examples
 from remat.cli import app
@@ -301,14 +302,6 @@ def peaks_by_storages(
 def part(stage: int, stages: int, batch: int = 512, width: int = 64) -> Any:
     """As the ranks train it, with the loss in the last part, which keeps its output as a schedule's loss does."""
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 256), nn.Linear(256, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
     class Last(nn.Module):
         def __init__(self, body: nn.Module) -> None:
             super().__init__()
@@ -318,7 +311,7 @@ def part(stage: int, stages: int, batch: int = 512, width: int = 64) -> Any:
             y = self.body(x)
             return (y - target).square().mean(), y.detach()
 
-    body, x = nn.Sequential(Block(), Block()), torch.ones(batch, width)
+    body, x = nn.Sequential(*(FeedForward(width, 256) for _ in range(2))), torch.ones(batch, width)
     return (body, (x,)) if stage < stages - 1 else (Last(body), (x,), {"target": x.clone()})
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal
-from client.small_models import numbers
+from client.small_models import FeedForward, module_of, numbers
 from remat import _compat
 from remat.capture import backward
 from remat.capture.operations import Kind
@@ -26,24 +26,13 @@ from tiers import first
 WIDTH = 32
 
 
-class Block(nn.Module):
-    def __init__(self, affine: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH, elementwise_affine=affine)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=affine), nn.Linear(4 * WIDTH, WIDTH, bias=affine)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
-
-
 class Net(nn.Module):
     """Blocks, of which the last is the second again; running statistics; a scalar."""
 
     def __init__(self, affine: bool = True, tied: bool = False, layers: int = 4) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block(affine) for _ in range(layers))
+        self.blocks = nn.ModuleList(FeedForward(WIDTH, dropout=0.1, affine=affine) for _ in range(layers))
         self.tied = tied
         self.last = nn.BatchNorm1d(WIDTH, affine=False)
 
@@ -56,15 +45,10 @@ class Net(nn.Module):
         return self.last(x).square().mean() + x.sigmoid().mean()
 
 
-class Crossed(nn.Module):
+def crossed() -> nn.Module:
     """The gradient of the weight is complete before the gradient of the input reads it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.weight = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.first(x).tanh() @ self.weight).square().mean()
+    first, weight = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH))
+    return module_of(lambda self, x: (self.first(x).tanh() @ self.weight).square().mean(), first=first, weight=weight)
 
 
 MADE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -173,7 +157,7 @@ def test_a_recomputation_from_an_updated_parameter_is_never_run() -> None:
 def test_where_an_update_stands_is_needed_as_a_whole(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one half of the rule a step reads a gradient that is not there, or a parameter after its update."""
     monkeypatch.setattr(backward, name, lambda *_: found)
-    plain = Crossed()
+    plain = crossed()
     planned = copy.deepcopy(plain)
     optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), torch.optim.SGD(planned.parameters(), lr=0.1)
     if name == "_last_makers":
@@ -414,7 +398,7 @@ def test_gradients_that_hooks_leave_there_are_counted_from_the_next_step_on() ->
 
 def test_no_op_reads_a_parameter_after_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook may step the parameter: without the rule the gradient of the input is another step's."""
-    plain = Crossed()
+    plain = crossed()
     jobs = pair(lambda: copy.deepcopy(plain), 1.0)
     assert same(jobs)
     monkeypatch.setattr(backward, "_readers", lambda *_: [])

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from client.comparing import equal
-from client.small_models import mean_square, module_of, numbers
+from client.small_models import FeedForward, mean_square, module_of, numbers
 from remat._compat import tags as torch_tags
 from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
@@ -32,18 +32,6 @@ def is_saved(node: fx.Node) -> bool | None:
     """Whether a node's tag says that it is saved; None without a tag."""
     tag = node.meta.get("recompute")
     return None if tag is None else tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-        added: torch.Tensor = x + self.dropout(y)
-        return added
 
 
 class Images(nn.Module):
@@ -62,8 +50,8 @@ class Images(nn.Module):
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "mlp": lambda: (nn.Sequential(*[Block(32) for _ in range(6)]), numbers(128, 32)),
-    "dropout": lambda: (nn.Sequential(*[Block(32, 0.2) for _ in range(6)]), numbers(128, 32)),
+    "mlp": lambda: (nn.Sequential(*[FeedForward(32, dropout=0.0) for _ in range(6)]), numbers(128, 32)),
+    "dropout": lambda: (nn.Sequential(*[FeedForward(32, dropout=0.2) for _ in range(6)]), numbers(128, 32)),
     "images": lambda: (Images(), numbers(4, 3, 16, 16)),
 }
 
@@ -293,7 +281,7 @@ class Headed(nn.Module):
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
-        self.layers, self.noise = nn.ModuleList(Block(32) for _ in range(6)), noise
+        self.layers, self.noise = nn.ModuleList(FeedForward(32, dropout=0.0) for _ in range(6)), noise
         self.norm, self.lm_head = nn.LayerNorm(32), nn.Linear(32, 48)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
