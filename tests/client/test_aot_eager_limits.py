@@ -37,32 +37,26 @@ def test_batch_norm_without_a_momentum_trains_as_without_a_plan() -> None:
     assert step_differences(plain, model, (x,)) == []
 
 
-class Denoised(nn.Module):
-    """A U-Net, whose convolutions lay out an image of one differently than fake ones do before torch 2.15."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from diffusers import UNet2DModel
-
-        self.inner = UNet2DModel(
-            sample_size=16,
-            layers_per_block=1,
-            block_out_channels=(16, 32),
-            norm_num_groups=8,
-            attention_head_dim=8,
-            dropout=0.1,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        )
-
-    def forward(self, noisy: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.inner(noisy, when).sample, noisy)
-
-
 @pytest.mark.thorough
 def test_other_strides_than_traced_are_refused_or_trained_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    """A U-Net, whose convolutions lay out an image of one differently than fake ones do before torch 2.15."""
+    from diffusers import UNet2DModel
+
+    def forward(self: Any, noisy: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.inner(noisy, when).sample, noisy)
+
     torch.manual_seed(0)
-    module, x = Denoised(), (numbers(1, 3, 16, 16), torch.tensor([3]))
+    inner = UNet2DModel(
+        sample_size=16,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        norm_num_groups=8,
+        attention_head_dim=8,
+        dropout=0.1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    module, x = module_of(forward, inner=inner), (numbers(1, 3, 16, 16), torch.tensor([3]))
     stock_module = copy.deepcopy(module)
     trained = remat.optimize(copy.deepcopy(module), x, budget="100%", planner="greedy", on_failure="raise")
     if version() >= (2, 15):  # real tensors are laid out as the fake ones there, and the step is that of stock

@@ -15,7 +15,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal, gradients
-from client.small_models import numbers
+from client.small_models import module_of, numbers
 from remat.chains.modules import ChainedModule
 from remat.chains.profile import chain_of, stage_cost
 from remat.chains.training import carry_out_chain, segments_plan
@@ -190,6 +190,11 @@ class Apart(nn.Module):
         return x.transpose(0, 1)[:, ::2].square() + x.exp().transpose(0, 1)[:, 1::2]
 
 
+def checkpointed() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    return module_of(lambda self, x: torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False), inner=inner)
+
+
 AFTERWARDS = {
     "linear": lambda: nn.Linear(16, 16),
     "views": Apart,
@@ -197,17 +202,8 @@ AFTERWARDS = {
     "flatten": lambda: nn.Unflatten(1, (4, 4)),
     "recurrent": Branching,
     "in place on its own": lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Dropout(0.5)),
-    "checkpointed itself": lambda: Inner(),
+    "checkpointed itself": checkpointed,
 }
-
-
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
 
 def row(text: str) -> ChainPlan:
@@ -232,12 +228,8 @@ def test_a_tape_survives_its_input(name: str, text: str) -> None:
 
 
 def test_what_is_overwritten_after_it_was_saved_is_told_as_autograd_does() -> None:
-    class Spoils(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x.exp()
-            return y.add_(1)
-
-    stages = [nn.Linear(8, 8), Spoils(), MeanSquare()]
+    spoils = module_of(lambda self, x: x.exp().add_(1))
+    stages = [nn.Linear(8, 8), spoils, MeanSquare()]
     chain = Chain((1,) * 3, (1,) * 3, (0,) * 3, (0,) * 3, (1,) * 3, (1,) * 4, (0, 1, 1, 1), link_bytes_per_s=1)
     for plan in (plain_chain_plan(chain), row("F_ck 1, F_all 2, free 1, F_all 3, B 3, F_all 1, B 2, B 1")):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

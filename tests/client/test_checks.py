@@ -127,25 +127,23 @@ def test_an_assertion_on_data_is_kept(way: str) -> None:
         run(torch.randn(SIZE, SIZE), -torch.ones(()))
 
 
-class Selecting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(SIZE, SIZE)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+def selecting() -> nn.Module:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         h = self.layer(x)
         return torch.masked_select(h, h > 0).sum()
 
+    return module_of(forward, layer=nn.Linear(SIZE, SIZE))
+
 
 def test_a_size_that_depends_on_the_data_ends_a_graph_and_is_refused_where_there_may_be_one() -> None:
-    plain = Selecting()
+    plain = selecting()
     model = remat.enable(copy.deepcopy(plain), budget=remat.Fraction(1.0), planner="greedy", mode="graph")
     for each in (plain, model):
         each(torch.ones(SIZE, SIZE)).backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     assert remat.plans_of(model).plans
     backend = remat.backend(remat.Fraction(1.0), planner="greedy", on_failure="raise")
-    run = torch.compile(Selecting(), backend=backend, fullgraph=True, dynamic=False)
+    run = torch.compile(selecting(), backend=backend, fullgraph=True, dynamic=False)
     with pytest.raises(Exception, match=r"depends on the data"):
         run(torch.ones(SIZE, SIZE))
 
@@ -153,20 +151,11 @@ def test_a_size_that_depends_on_the_data_ends_a_graph_and_is_refused_where_there
 def test_the_parts_around_a_size_that_depends_on_the_data_train_by_plans() -> None:
     """The remedy that the refusal names: bit for bit what `aot_eager` gives, whatever the data select."""
 
-    class Deep(Selecting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Sequential(
-                *(nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Sigmoid()) for _ in range(4))
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(self.first(x))
-
     def trained(backend: Any) -> list[torch.Tensor]:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model = Deep()
+        layers = (nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Sigmoid()) for _ in range(4))
+        model = module_of(lambda self, x: self.last(self.first(x)), first=nn.Sequential(*layers), last=selecting())
         run = torch.compile(model, backend=backend, dynamic=False)
         steps = [run(torch.randn(512, SIZE)) for _ in range(3)]
         torch.stack(steps).sum().backward()

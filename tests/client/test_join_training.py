@@ -13,7 +13,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal
-from client.small_models import numbers
+from client.small_models import module_of, numbers
 from client.test_chain_training import Branching, outcome
 from drawn import examples
 from remat.chains.modules import JoinedModule
@@ -145,12 +145,9 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
     xs = [numbers(3, 4, 16, requires_grad=True) + j for j in range(2)]
     xs = [x.detach().requires_grad_() for x in xs]
 
-    class Head(nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return (a * b).square().mean()
-
+    head = module_of(lambda self, a, b: (a * b).square().mean())
     for order in ([1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]):
-        reference, fresh = (copy.deepcopy(Plain(towers, Head())) for _ in range(2))
+        reference, fresh = (copy.deepcopy(Plain(towers, head)) for _ in range(2))
         lists = [list(branch) for branch in fresh.branches]
         profiled = join_of(lists, fresh.head, xs)
         problem = Problem(profiled.graph(order), 2**50)

@@ -12,6 +12,7 @@ from torch import nn
 
 from client.comparing import equal, step_differences
 from client.named_backend import installed
+from client.small_models import module_of
 from client.test_adoption import Net, stock, trained
 from remat.compile import named
 
@@ -50,18 +51,13 @@ def test_the_name_plans(net: nn.Module, in_place: bool) -> None:
 def test_sizes_are_open_and_parts_share_the_budget(net: nn.Module) -> None:
     """Under torch's default settings, where a second size makes sizes symbols; graphs of a step share one budget."""
 
-    class Split(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.last = copy.deepcopy(net), nn.Linear(1, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            loss = self.net(x)
-            torch._dynamo.graph_break()
-            return self.last(loss.reshape(1, 1)).sum()
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.net(x)
+        torch._dynamo.graph_break()
+        return self.last(loss.reshape(1, 1)).sum()
 
     torch.manual_seed(0)
-    plain = Split()
+    plain = module_of(forward, net=copy.deepcopy(net), last=nn.Linear(1, 1))
     model = copy.deepcopy(plain)
     options = {"budget": "100%", "planner": "greedy", "most_plans": 3}
     run = torch.compile(model, backend="remat", options=options)

@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import remat
 from client.comparing import equal
+from client.small_models import module_of
 from remat.training.enable import plans_of
 from tiers import first
 
@@ -70,25 +71,15 @@ class Part(nn.Module):
         return self.inner(x).tanh()
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.two.weight = self.one.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(self.one(x).relu())
+def tied() -> nn.Module:
+    model = module_of(lambda self, x: self.two(self.one(x).relu()), one=nn.Linear(16, 16), two=nn.Linear(16, 16))
+    model.two.weight = model.one.weight
+    return model
 
 
-class Unlisted(nn.Module):
+def unlisted() -> nn.Module:
     """Its layer is in a list of Python's: a parameter that no one lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.hidden = layers(), [nn.Linear(16, 16)]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.hidden[0](self.net(x))
+    return module_of(lambda self, x: self.hidden[0](self.net(x)), net=layers(), hidden=[nn.Linear(16, 16)])
 
 
 def times(factor: float) -> Callable[..., Any]:
@@ -138,7 +129,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
         lambda m: setattr(m, "alpha", torch.full((1,), 2.0)),
     ),
     "a tensor attribute in place": (lambda: Scaled(torch.ones(16)), lambda m: m.alpha.fill_(0.5)),
-    "an unlisted parameter": (Unlisted, lambda m: m.hidden[0].weight.data.mul_(2)),
+    "an unlisted parameter": (unlisted, lambda m: m.hidden[0].weight.data.mul_(2)),
     "Dropout.p": (with_last(lambda: nn.Dropout(0.1)), lambda m: setattr(m[1], "p", 0.5)),
     "LayerNorm.eps": (with_last(lambda: nn.LayerNorm(16)), lambda m: setattr(m[1], "eps", 1.0)),
     "BatchNorm.eps": (with_last(lambda: nn.BatchNorm1d(16)), lambda m: setattr(m[1], "eps", 1.0)),
@@ -155,7 +146,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
         with_last(Part),
         lambda m: setattr(Part, "__call__", lambda self, x: self.forward(x) * 2),
     ),
-    "a tied weight": (Tied, untie),
+    "a tied weight": (tied, untie),
     "a frozen weight": (layers, lambda m: m[0].weight.requires_grad_(False)),
     "a hook replaced": (hooked, rehook),
     "a hook added": (layers, lambda m: m[0].register_forward_hook(times(2.0))),

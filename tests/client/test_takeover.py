@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from client.comparing import gradients
 from client.planners import OnDemand
-from client.small_models import numbers
+from client.small_models import module_of, numbers
 from remat.training.enable import plans_of
 from tiers import first
 
@@ -494,17 +494,13 @@ def test_a_step_that_has_begun_ends_by_its_plan(caplog: pytest.LogCaptureFixture
 def test_units_are_compiled_under_the_autocast_of_their_calls() -> None:
     """A model that turns autocast on in its own forward: its units' plans are chosen outside of it."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Mixed(attends=True) for _ in range(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with amp():
-                return sum(block(x) for block in self.blocks)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with amp():
+            return sum(block(x) for block in self.blocks)
 
     torch.manual_seed(0)
-    model, x = Model(), numbers(256, WIDTH)
+    model = module_of(forward, blocks=nn.ModuleList(Mixed(attends=True) for _ in range(2)))
+    x = numbers(256, WIDTH)
     plain = copy.deepcopy(model)
     for block in plain.blocks:
         block.compile(backend="aot_eager")

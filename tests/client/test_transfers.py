@@ -17,7 +17,7 @@ from torch import nn
 
 import remat
 from client.comparing import step_differences
-from client.small_models import CASES, Case
+from client.small_models import CASES, Case, module_of
 from client.test_exact import QUICK, WithLoss, callable_of, everything_again, outcome, peak, random_plan
 from client.test_ranks import ran
 from client.transferring import LINK, Mover, linked, traced_peak, with_transfers
@@ -184,17 +184,12 @@ def _(x: torch.Tensor, late: bool) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-class Fails(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Failing.apply(x)
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_that_fails_leaves_nothing_on_the_host_and_the_module_usable(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = network(), network()
-    model = nn.Sequential(first, Fails(), second)
+    model = nn.Sequential(first, module_of(lambda self, x: Failing.apply(x)), second)
     x = torch.randn(512, 256)
     plain = trained(model, model)
     made = remat.optimize(copy.deepcopy(model), (x,), budget="100%", planner=Mover(), link=LINK, self_check=False)
@@ -270,15 +265,8 @@ def test_units_of_a_model_move_their_values() -> None:
     assert step_differences(plain, model, (x,)) == []
 
 
-class Model(nn.Module):
-    """A loss of four layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = network()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return squares(self.layers(x))
+def with_loss() -> nn.Module:
+    return module_of(lambda self, x: squares(self.layers(x)), layers=network())
 
 
 ROWS = torch.randn(1024, 256, generator=torch.Generator().manual_seed(0))
@@ -309,7 +297,7 @@ def as_predicted(module: nn.Module, *args: Any, **kwargs: Any) -> int:
 
 
 def test_gradients_that_are_released() -> None:
-    plain, planned = Model(), Model()
+    plain, planned = with_loss(), with_loss()
     optimizers = [torch.optim.AdamW(m.parameters()) for m in (plain, planned)]
     remat.enable(
         planned, budget="100%", planner=Mover(None), link=LINK, optimizer=optimizers[1], release_gradients=True,
@@ -323,7 +311,7 @@ def test_gradients_that_are_released() -> None:
 
 @pytest.mark.thorough
 def test_a_backend_of_torch_compile() -> None:
-    plain, planned = Model(), Model()
+    plain, planned = with_loss(), with_loss()
     backend = remat.backend("100%", planner=Mover(None), link=LINK)
     compiled = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, planned)]
@@ -345,7 +333,7 @@ def test_the_trainer_of_lightning(tmp_path: Path) -> None:
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = Model()
+            self.model = with_loss()
 
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
             return self.model(batch[0])
