@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ranks_collectives import COLLECTIVE_CASES
-from ranks_compiled import compiled, compiled_refused, sharded_compiled
-from ranks_joins import join_in_ddp, join_refused
 from ranks_pipelines import PIPELINE_CASES
 from ranks_training import (
     FRACTION,
+    WIDE,
+    Block,
     blocks,
     buckets,
     compared,
@@ -301,6 +301,139 @@ def broken() -> dict[str, Any]:
         "overhead": division.overhead,
         "digest": [str(division), *plans],
     }
+
+
+class Distance(nn.Module):
+    """The mean square of the difference of what two branches give."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x - y).square().mean()
+
+
+def stages(count: int = 4, width: int = 32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(count)))
+
+
+class Plain(nn.Module):
+    """Branches and their head without a plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches, self.head = nn.ModuleList([stages(), stages()]), Distance()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.head(self.branches[0](x), self.branches[1](y))
+
+
+def steps(model: nn.Module, rows: int = 256) -> list[float]:
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(3):
+        torch.manual_seed(10 * step + dist.get_rank())
+        loss = wrapped(data(step, rows), data(step + 7, rows))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found + [float(p.detach().double().square().sum()) for p in model.parameters()]
+
+
+def join_in_ddp() -> dict[str, Any]:
+    """One graph on both ranks, though each measures its own times; the losses of plain training."""
+    plain, planned = Plain(), Plain()
+    inputs = [data(0, 256), data(1, 256)]
+    joined = remat.optimize_chain(
+        [list(b) for b in planned.branches],
+        inputs,
+        head=planned.head,
+        budget=remat.Fraction(0.7),
+        planner="local",
+        ranks=True,
+        time_limit_s=3.0,
+    )
+    return {
+        **compared(plain, joined, steps),
+        "costs": joined.graph.op_cost_ns,
+        "plan": joined.answer.cost_ns,
+    }
+
+
+def join_refused() -> dict[str, Any]:
+    """Ranks whose branches, sizes or budgets differ; the method is the join's own, which fails in no other place."""
+    rank = dist.get_rank()
+
+    def joined(count: int = 3, rows: int = 64, budget: Any = FRACTION, method: str = "join") -> Any:
+        inputs = [data(0, rows), data(1, rows)]
+        branches = [stages(count), stages(count)]
+        return remat.optimize_chain(
+            branches, inputs, head=Distance(), budget=budget, planner="local", ranks=True, method=method
+        )
+
+    return {
+        "stages": message(lambda: joined(count=3 + rank)),
+        "sizes": message(lambda: joined(rows=64 + 64 * rank)),
+        "budgets": message(lambda: joined(budget=10**6 + rank)),
+        "budgets, auto": message(lambda: joined(budget=10**6 + rank, method="auto")),
+    }
+
+
+class Whole(nn.Module):
+    """Blocks in a module that is not torch's own, whose call Dynamo takes as one."""
+
+    def __init__(self, width: int = 32, blocks: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def compiled() -> dict[str, Any]:
+    """`torch.compile` of DDP, by Inductor and by plans under Inductor."""
+    torch._dynamo.config.optimize_ddp = False
+    plain, planned = Whole(blocks=1), Whole(blocks=1)
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
+    wrapped = torch.compile(DistributedDataParallel(planned), backend=backend, dynamic=False)
+    outcome = [
+        trained(plain, torch.compile(DistributedDataParallel(plain), dynamic=False), rows=512),
+        trained(planned, wrapped, rows=512),
+    ]
+    (answer,) = backend.answers
+    return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
+
+
+def sharded_compiled() -> dict[str, Any]:
+    """FSDP2 around blocks that are compiled each, by Inductor and by plans under Inductor."""
+    plain, planned = blocks(2), blocks(2)
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
+    for model, compiler in ((plain, "inductor"), (planned, backend)):
+        for block in model:
+            block.compile(backend=compiler, dynamic=False)
+            fully_shard(block)
+        fully_shard(model)
+    outcome = {"plain": trained(plain, plain, rows=512), "planned": trained(planned, planned, rows=512)}
+    found = backend.answers
+    return {**outcome, "overhead": min(a.overhead or 0 for a in found), "digest": [a.digest for a in found]}
+
+
+def compiled_refused() -> dict[str, Any]:
+    """Buckets that are compiled one by one; ranks whose inputs are not of one shape."""
+    rank = dist.get_rank()
+    torch._dynamo.config.optimize_ddp = True
+    found = {}
+    for inner in ("eager", "inductor"):
+        backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner=inner)
+        wrapped = torch.compile(DistributedDataParallel(Whole(WIDE)), backend=backend, dynamic=False)
+        found[f"buckets, {inner}"] = message(lambda wrapped=wrapped: wrapped(data(0, width=WIDE)))
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
+    alone = torch.compile(Whole(), backend=backend, dynamic=False)
+    found["shapes"] = message(lambda: alone(data(0, rows=8 + 8 * rank)))
+    return found
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {

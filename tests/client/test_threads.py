@@ -1,19 +1,191 @@
-"""What other threads do while a step is planned or captured: they train the same module, and hook all modules."""
+"""What other threads do while a step is planned: draw numbers, none of which is wound back, train, and hook modules."""
 
 from __future__ import annotations
 
+import copy
+import random
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules import module as modules
 
 import remat
 from client.small_models import numbers
+from remat import generators
 from remat._compat import tracing
+from remat.chains.saved_state import SavedState
 from remat.compile.sized import Backend
+from remat.profiling.profile import profile_kernels
+from remat.training.backward import Release
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def drawing(draw: Callable[[], float]) -> Iterator[list[float]]:
+    """Another thread draws all the time, such as one that loads and augments data."""
+    drawn: list[float] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.002):
+            drawn.append(draw())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield drawn
+        time.sleep(0.1)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def net(dropout: float = 0.0) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 8)) for _ in range(4))
+    )
+
+
+def step_graph() -> None:
+    model = net(0.5)
+    planned = remat.optimize(model, torch.ones(16, 8), budget="95%", planner="greedy")
+    planned(torch.ones(24, 8)).sum().backward()  # another size is planned in the middle of training
+
+
+def stages() -> None:
+    remat.optimize_chain(net(0.5), torch.ones(16, 8), budget="100%", planner="greedy")
+
+
+def released() -> None:
+    model = net()
+    Release(torch.optim.Adam(model.parameters()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("plan", "draw"),
+    [
+        (step_graph, np.random.random),  # Dynamo itself winds Python's numbers back when it compiles
+        (stages, np.random.random),
+        (stages, random.random),
+    ],
+)
+def test_no_number_comes_twice_in_a_thread_that_draws_while_a_step_is_planned(
+    plan: Callable[[], None], draw: Callable[[], float]
+) -> None:
+    with drawing(draw) as drawn:
+        plan()
+    assert len(drawn) > 10
+    assert len(set(drawn)) == len(drawn)
+
+
+def states() -> tuple[Any, ...]:
+    numpy = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), numpy[1].tolist(), numpy[2:]
+
+
+@pytest.mark.parametrize("plan", [step_graph, stages, released])
+def test_planning_draws_no_number_of_the_processs(plan: Callable[[], None]) -> None:
+    model_made = states()
+    seeded = torch.random.get_rng_state()
+    plan()  # imports, and makes its model
+    torch.random.set_rng_state(seeded)
+    assert states()[1:] == model_made[1:]
+
+
+X = torch.ones(4, 4)
+Q = torch.ones(1, 2, 4, 4)
+DRAWS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "bernoulli": (aten.bernoulli.p, (X, 0.5)),
+    "dropout": (aten.native_dropout.default, (X, 0.5, True)),
+    "rand": (aten.rand.default, ([4],)),
+    "rand_like": (aten.rand_like.default, (X,)),
+    "randint": (aten.randint.low, (0, 9, [4])),
+    "randperm": (aten.randperm.default, (9,)),
+    "multinomial": (aten.multinomial.default, (X, 2)),
+    "attention": (aten._scaled_dot_product_attention_math.default, (Q, Q, Q, None, 0.5)),
+    "normal": (aten.normal_functional.default, (X,)),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_random_kernel_is_measured_by_other_numbers_than_the_processs(name: str) -> None:
+    target, args = DRAWS[name]
+    assert generators.draws(target)
+    torch.manual_seed(0)
+    before, noted = torch.get_rng_state(), states()
+    target(*args)
+    assert not torch.equal(before, torch.get_rng_state()), "this kernel draws no number"
+    torch.set_rng_state(before)
+    call = generators.call(target, args, {})
+    call(), call()
+    with generators.Own() as own:
+        target(*args)
+    assert own.drew
+    assert states() == noted
+
+
+@pytest.mark.thorough
+def test_profiles_of_random_kernels_leave_torchs_generator_to_the_other_threads() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(64, 64)
+    kernels = []
+    for name in ("bernoulli", "rand_like", "dropout"):
+        target, args = DRAWS[name]
+        kernels.append(graph.call_function(target, (x, *args[1:])))
+        kernels[-1].meta["val"] = target(torch.ones(64, 64), *args[1:])
+    before = states()
+    profile_kernels(kernels)
+    assert states() == before
+
+
+def test_numbers_of_pythons_that_a_step_draws_are_those_of_the_plain_step() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * random.uniform(1, 2)
+
+    model = Scaled(4, 4)
+    plain, planned = [], []
+    enabled = remat.optimize(copy.deepcopy(model), X, budget="100%", planner="greedy")
+    for run, found in ((model, plain), (enabled, planned)):
+        random.seed(3)
+        found += [run(torch.ones(n, 4)).sum().item() for n in (4, 5, 4)]
+    assert planned == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.thorough
+def test_a_stage_that_runs_again_winds_nothing_back_that_it_has_not_drawn_from() -> None:
+    stage = nn.Dropout(0.5)
+    random.seed(1)
+    np.random.seed(1)
+    saved = SavedState(stage, X.device)
+    first = stage(X)
+    saved.check("stage 1")
+    drawn: list[float] = []
+
+    def another() -> None:
+        drawn.extend((random.random(), np.random.random()))
+
+    another()
+    with saved.restored():
+        thread = threading.Thread(target=another)
+        thread.start()
+        thread.join()
+        assert torch.equal(stage(X), first)
+    another()
+    one, other = random.Random(1), np.random.RandomState(1)
+    assert drawn == [n for _ in range(3) for n in (one.random(), other.random_sample())]
+
 
 PLANNING, TRAINED, WAITS = threading.Event(), threading.Event(), threading.Event()
 
