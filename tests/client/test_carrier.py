@@ -129,7 +129,6 @@ MOST = {Annealed: 4, Masked: 5}
 @pytest.mark.parametrize("kind", first(5, ORDINARY), ids=lambda kind: kind.__name__)
 def test_ordinary_python_trains_by_plans(kind: Callable[[], nn.Module]) -> None:
     """Arguments that are no tensors, state that changes, effects, numbers read from tensors, sizes by the data."""
-    torch.manual_seed(0)
     plain = kind()
     model = remat.enable(copy.deepcopy(plain), **AGAIN)
     for seed in range(4):
@@ -140,7 +139,6 @@ def test_ordinary_python_trains_by_plans(kind: Callable[[], nn.Module]) -> None:
 
 @pytest.mark.parametrize("name", first(3, sorted(CASES)))
 def test_a_module_trains_bit_for_bit(name: str) -> None:
-    torch.manual_seed(0)
     case = CASES[name]()
     expected = outcome(case, case.module)
     remat.enable(case.module, **AGAIN)
@@ -151,7 +149,6 @@ def test_a_module_trains_bit_for_bit(name: str) -> None:
 @pytest.mark.thorough
 def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
     """Two graphs of Dynamo's serve all sizes; a small batch may use the bytes that a larger one's share came to."""
-    torch.manual_seed(0)
     plain = Net()
     model = remat.enable(copy.deepcopy(plain), budget="80%", planner="greedy")
     for rows in (8, 6, 4, 8, 2, 1, 5):
@@ -202,7 +199,6 @@ def test_the_module_stays_itself() -> None:
 
 def test_an_instances_own_forward_is_compiled_and_put_back() -> None:
     """A trainer stands autocast there: a class's forward in its place would train in another precision, silently."""
-    torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
     model = copy.deepcopy(plain)
     for each in (plain, model):
@@ -226,7 +222,6 @@ def test_inputs_that_share_memory_and_are_written_to(arrangement: str) -> None:
         views = {"apart": (base[:4].clone(), base[4:8].clone()), "same storage": (base[1:5], base[5:9])}
         return {**views, "overlap": (base[1:5], base[2:6]), "same view": (base[1:5], base[1:5])}[kind]
 
-    torch.manual_seed(0)
     plain = Writing()
     model = remat.enable(copy.deepcopy(plain), **GREEDY)
     for kind in ("apart", arrangement, "overlap", "apart", arrangement):
