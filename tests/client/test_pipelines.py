@@ -18,6 +18,7 @@ from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat
+from client.small_models import FeedForward
 from client.test_ranks import ran
 from drawn import examples
 from remat.capture.operations import Kind
@@ -215,21 +216,11 @@ def test_what_is_besides_the_plans_is_what_a_step_showed(fake_ranks: None) -> No
     assert peak_of(places, [other]) == 100 + 10 + 14
 
 
-class Model(nn.Module):
+def tied() -> nn.Module:
     """A normalization, whose gradients come with those of its input, a tied weight, and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.one, self.two, self.drop = (
-            nn.LayerNorm(16),
-            nn.Linear(16, 16),
-            nn.Linear(16, 16),
-            nn.Dropout(0.2),
-        )
-        self.two.weight = self.one.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.two(nn.functional.gelu(self.one(self.norm(x)))))
+    model = FeedForward(16, 16, dropout=0.2)
+    model.down.weight = model.up.weight
+    return model
 
 
 @pytest.mark.thorough
@@ -237,7 +228,7 @@ class Model(nn.Module):
 def test_halves_are_the_whole(differentiable: bool) -> None:
     """Bit for bit, by a plan that recomputes and by the plain one, with the memory that their phases say."""
     torch.manual_seed(0)
-    plain = nn.Sequential(Model(), Model())
+    plain = nn.Sequential(tied(), tied())
     planned, halves = copy.deepcopy(plain), Halves()
     unit = Stage("stage", planned, planner_for("greedy"), SolveOptions(), halves)
     x, seed = torch.randn(64, 16, requires_grad=differentiable), torch.randn(64, 16)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import remat
-from client.small_models import Mlp, numbers
+from client.small_models import FeedForward, Mlp, numbers
+from client.test_chain_training import MeanSquare
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.errors import BudgetTooSmall
 from remat.planning.budget import budget_bytes, bytes_of
@@ -229,26 +230,9 @@ def test_explain_says_what_is_fixed() -> None:
 
 
 def test_a_model_that_is_never_allocated_is_captured_profiled_and_planned() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down, self.norm = nn.Linear(256, 1024), nn.Linear(1024, 256), nn.LayerNorm(256)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-    class Tall(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x.square().mean()
-
     with FakeTensorMode(allow_non_fake_inputs=True):
-        module, x = Tall(), torch.randn(2048, 256)
+        module = nn.Sequential(*(FeedForward(256) for _ in range(5)), MeanSquare())
+        x = torch.randn(2048, 256)
     assert all(isinstance(p, FakeTensor) for p in module.parameters())
     step = training_step(module, (x,), {})
     assert step.graph.fixed_bytes == sum(p.numel() * 4 for p in module.parameters()) + 2048 * 256 * 4
