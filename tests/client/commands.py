@@ -54,3 +54,7 @@ def remat(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tm
 
     yield run
     log.handlers, log.level = before
+
+
+command = remat
+"""The same for tests that import the package `remat`, too."""

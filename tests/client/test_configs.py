@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import remat
-from client.commands import remat as command
+from client.commands import command as command  # a fixture
 from remat.target.build import load
 from remat.target.configs import by_config, config_of, presets
 from remat.target.devices import target_of
@@ -18,8 +18,6 @@ from remat.target.price import price
 from remat.target.step import target_step
 from remat_ir import InvalidData
 from tiers import first
-
-__all__ = ["command"]  # a fixture
 
 PAGE = Path(__file__).parents[2] / "docs" / "targets.md"
 

@@ -13,13 +13,11 @@ import torch
 from torch import nn
 
 import remat
-from client.commands import remat as command
+from client.commands import command as command  # a fixture
 from client.liar import Said, in_turn, lying
 from remat.planning.service import submission
 from remat.training.step import name_of
 from remat_ir import InvalidData, Problem, graph_of
-
-__all__ = ["command"]
 
 GRAPH = graph_of([1, 2], [4, 8], [[], [0]])
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import remat
-from client.commands import remat as command
+from client.commands import command as command  # a fixture
 from client.planners import Noting
 from client.small_models import numbers
 from remat.planning.coordinator import Coordinator
@@ -22,8 +22,6 @@ from remat.planning.planner import planner_for
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, InvalidData, Problem, Status
-
-__all__ = ["command"]  # a fixture
 
 
 class Untouched(nn.Module):

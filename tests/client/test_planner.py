@@ -108,17 +108,13 @@ def lie(**changes: Any) -> dict[str, Any]:
     return data
 
 
-def other_plan() -> dict[str, Any]:
-    return plain_plan(chain(7)).to_json()
-
-
 LIES: dict[str, Callable[[], Any]] = {
     "not an object": lambda: [1, 2],
     "no answer": dict,
     "unknown status": lambda: lie(status="splendid"),
     "no plan": lambda: {key: value for key, value in TRUE.to_json().items() if key != "plan"},
     "plan over the budget": lambda: lie(plan=plain_plan(PROBLEM.graph).to_json(), cost_ns=None, peak_bytes=None),
-    "plan for another graph": lambda: lie(plan=other_plan()),
+    "plan for another graph": lambda: lie(plan=plain_plan(chain(7)).to_json()),
     "another problem's digest": lambda: lie(digest="0" * 64),
     "another budget": lambda: lie(budget_bytes=PROBLEM.budget_bytes + 1),
     "cost too low": lambda: lie(cost_ns=TRUE.cost_ns - 1),

@@ -349,15 +349,11 @@ class Job:
         return [*(t.clone() for t in self.model.state_dict().values()), *states, *gradients, seen]
 
 
-def simple(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x)
-
-
 def pair(make: Callable[[], nn.Module], share: float = 0.6, **options: Any) -> tuple[Job, Job]:
     return Job(make(), **options), Job(make(), share=share, **options)
 
 
-def same(jobs: tuple[Job, Job], loss: Any = simple, steps: int = 3) -> bool:
+def same(jobs: tuple[Job, Job], loss: Any = lambda model, x: model(x), steps: int = 3) -> bool:
     found = [job.run(loss, steps) for job in jobs]
     return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -464,14 +460,10 @@ def test_ranks_average_before_hooks_see_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(order) == list(range(len(order)))
 
 
-def penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x) + sum(p.square().sum() for p in model.parameters())
-
-
 def test_a_part_of_a_gradient_from_outside_is_refused() -> None:
     job = Job(Net(layers=2), share=0.6)
     with pytest.raises(RuntimeError, match="a part of its gradient"):
-        job.run(penalized)
+        job.run(lambda model, x: model(x) + sum(p.square().sum() for p in model.parameters()))
 
 
 def test_a_parameter_in_two_planned_modules_of_one_loss_is_refused() -> None:

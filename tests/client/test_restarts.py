@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,11 @@ from typing import Any
 import httpx2
 import pytest
 
-import remat
 from client.liar import Said, in_turn, lying
 from client.test_target import remat_command
 from remat.errors import Unreachable
 from remat.planning.async_client import AsyncRemat
+from remat.planning.greedy import greedy_answer
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Answer, Problem, budget_at, plain_peak, verify
@@ -162,7 +161,10 @@ def test_a_stopped_database_is_waited_for(tmp_path: Path) -> None:
         database.stop()
         timer = threading.Timer(2 * AWAY_S, database.start)
         timer.start()
-        done = _solve(tmp_path, quick, service.url)
+        file = tmp_path / "graph.json"
+        file.write_text(json.dumps(quick.graph.to_json()))
+        asked = ("solve", str(file), "-b", str(quick.budget_bytes), "-t", "25", "--base-url", service.url, "--json")
+        done = remat_command(*asked, folder=tmp_path)
         timer.join()
         asking.join()
     assert done.returncode == 0, done.stderr
@@ -173,7 +175,9 @@ def test_a_stopped_database_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_poll_that_comes_early_is_repeated_when_the_server_says() -> None:
     """A server that stops says when to come back; one that held the poll as asked is asked again at once."""
-    answer = Answer.of_plan(*_planned(), method="auto").to_json() | {"id": "a" * 32}
+    problem = Problem(training_graph(3), plain_peak(training_graph(3)))
+    plan = greedy_answer(problem).plan
+    answer = Answer.of_plan(problem, plan, method="auto").to_json() | {"id": "a" * 32}
     running = {**answer, "status": "running", "plan": None}
     with lying(in_turn(Said(202, running, {"Retry-After": "2"}), Said(200, answer))) as server:
         began = time.monotonic()
@@ -181,20 +185,6 @@ def test_a_poll_that_comes_early_is_repeated_when_the_server_says() -> None:
         waited_s = time.monotonic() - began  # at least: a busy machine waits longer
         assert waited_s >= 2.0
     assert len(server.asked) == 2
-
-
-def _planned() -> tuple[Problem, Any]:
-    graph = training_graph(3)
-    problem = Problem(graph, plain_peak(graph))
-    return problem, remat.planning.greedy.greedy_answer(problem).plan
-
-
-def _solve(folder: Path, problem: Problem, url: str) -> subprocess.CompletedProcess[str]:
-    file = folder / "graph.json"
-    file.write_text(json.dumps(problem.graph.to_json()))
-    return remat_command(
-        "solve", str(file), "-b", str(problem.budget_bytes), "-t", "25", "--base-url", url, "--json", folder=folder
-    )
 
 
 def _log(folder: Path) -> str:

@@ -170,24 +170,6 @@ def grad_inside_no_grad() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    with put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True):
-        yield
-
-
-@contextlib.contextmanager
-def copied_when_saved() -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
-        yield
-
-
-@contextlib.contextmanager
-def anomaly() -> Iterator[None]:
-    with torch.autograd.set_detect_anomaly(True, check_nan=False):
-        yield
-
-
-@contextlib.contextmanager
 def forward_alone() -> Iterator[None]:
     with amp(), torch._functorch.config.patch(backward_pass_autocast="off"):
         yield
@@ -206,9 +188,9 @@ STATES: dict[str, Callable[[], Any]] = {
     "default dtype": lambda: put(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "function mode": Doubled,
     "dispatch mode": Counted,
-    "saved-tensor hooks": copied_when_saved,
-    "anomaly mode": anomaly,
-    "deterministic": deterministic,
+    "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "deterministic": lambda: put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "mkldnn off": lambda: torch.backends.mkldnn.flags(enabled=False),
     "autocast, by a config off in backward": forward_alone,
     "config: donated buffers": lambda: torch._functorch.config.patch(donated_buffer=True),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
-from client.commands import remat as command
+from client.commands import command as command  # a fixture
 from client.small_models import module_of
 from drawn import examples
 from remat.capture.dataflow import dataflow
@@ -30,8 +30,6 @@ from remat.target.devices import ACHIEVED, TARGETS, target_of
 from remat.target.price import class_of, operations_of, price, spread
 from remat.target.step import target_step
 from remat_ir import Graph, InvalidData, Plan, plain_plan
-
-__all__ = ["command"]  # a fixture
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

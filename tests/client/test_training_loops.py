@@ -257,10 +257,6 @@ def frozen(m: Any, run: Any) -> list[Any]:
     return [run(numbers())]
 
 
-def transformed(m: Any, run: Any) -> list[Any]:
-    return [torch.func.grad(lambda x: run(x).sum())(numbers())]
-
-
 SCENES: dict[str, tuple[Callable[[], nn.Module], Scene]] = {
     "two calls before a backward pass": (lambda: Net(norm=True), two_calls),
     "gradients of some": (Net, chosen_inputs),
@@ -280,7 +276,7 @@ SCENES: dict[str, tuple[Callable[[], nn.Module], Scene]] = {
     "an overwritten argument shares memory later": (of(adding), aliased_later),
     "an overwritten argument shares memory": (of(adding), aliased_first),
     "nothing to train": (Net, frozen),
-    "torch.func": (lambda: Net(0.0), transformed),
+    "torch.func": (lambda: Net(0.0), lambda m, run: [torch.func.grad(lambda x: run(x).sum())(numbers())]),
     "numbers of Python's": (of(drawn), repeated),
     "a weight is written in forward": (of(clamped), stepped),
     "a tensor counts": (of(counted, count=lambda: torch.zeros(())), repeated),
