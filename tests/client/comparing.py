@@ -17,10 +17,10 @@ def gradients(*modules: nn.Module) -> list[torch.Tensor | None]:
 
 
 def equal(one: Iterable[torch.Tensor | None], other: Iterable[torch.Tensor | None]) -> bool:
-    """Whether there is something, and each of it is missing in both or the same."""
-    pairs = list(zip(one, other, strict=True))
-    same = ((a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in pairs)
-    return bool(pairs) and all(same)
+    """Whether there is something, as much in both, and each of it is missing in both or the same."""
+    mine, theirs = list(one), list(other)
+    same = ((a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(mine, theirs, strict=False))
+    return len(mine) == len(theirs) > 0 and all(same)
 
 
 def step_differences(
