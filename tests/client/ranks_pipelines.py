@@ -124,9 +124,9 @@ def pipelined(name: str) -> dict[str, Any]:
 
 
 def trained_by(name: str, budget: Budget, rows: int = 512) -> PipelinePlans:
-    """The plans of a schedule's stages for a real step, of what `test_pipeline_fit` captures."""
+    """The plans of a schedule's stages for a real step, of what `test_fit` captures."""
     sys.path.append(str(Path(__file__).parents[1]))
-    from client.test_pipeline_fit import part
+    from client.test_fit import part
 
     numbers = sorted({run.stage for run in actions_of(named(name, 2, MICROS))[dist.get_rank()]})
     count = 2 * len(numbers)
@@ -151,7 +151,7 @@ def fitted(name: str) -> dict[str, Any]:
 def largest(name: str) -> dict[str, Any]:
     """What a rank needs at the largest micro-batches that `predict` finds, and at one that is a little larger."""
     sys.path.append(str(Path(__file__).parents[1]))
-    from client.test_pipeline_fit import TABLE, part
+    from client.test_fit import TABLE, part
 
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "small.toml"
