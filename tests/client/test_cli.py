@@ -589,6 +589,7 @@ def test_every_id_of_a_list_is_taken(remat: Any, own: Service) -> None:
         assert ran.data["id"] == whole, ran.err
 
 
+@pytest.mark.thorough  # half a minute each: that long the service is waited for
 @pytest.mark.parametrize("words", [("solve",), ("sweep", "--budgets", "14B")], ids=["solve", "sweep"])
 def test_a_lost_connection_names_the_way_back(remat: Any, graph_file: Path, words: tuple[str, ...]) -> None:
     """The solve was posted, so its answer is found by its id once the service is back."""

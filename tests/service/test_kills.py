@@ -9,7 +9,18 @@ import psutil
 import pytest
 
 from remat_ir import Problem
-from service.serving import Service, checked, eventually, long_solve, open_problem, served, serving, small
+from service.serving import (
+    Service,
+    at_peak,
+    checked,
+    eventually,
+    long_solve,
+    open_problem,
+    served,
+    serving,
+    small,
+    training_graph,
+)
 
 own = served("function", workers=2, cancel_after_s=0.2, terminate_after_s=0.5, kill_after_s=0.5)
 """A service that may be killed."""
@@ -90,7 +101,8 @@ def test_graceful_stop_gives_solves_back(own: Service) -> None:
 def test_not_ready_before_it_stops(tmp_path: Path) -> None:
     """After SIGTERM: not ready, and no new solve, but what is stored is still answered; then the end."""
     with serving(tmp_path, workers=1, notice_s=6, drain_s=2) as own:
-        stored, other = small(0), small(1)
+        # of other graphs: one with other costs alone is answered from what is stored
+        stored, other = small(0), at_peak(training_graph(6))
         assert own.post(stored, time_limit_s=5)[0] == 200
         own.process.send_signal(signal.SIGTERM)
         eventually(lambda: own.http.get("/readyz").status_code == 503, 5)

@@ -149,7 +149,7 @@ def sound_answer(context: Context, row: Any) -> dict[str, Any] | None:
 
 def listed_answer(context: Context, row: Any) -> dict[str, Any]:
     """The answer of a request without its plan, final or so far: one that is damaged says so, and nothing else."""
-    if not row.ended:
+    if not row.ended and row.solve_id is not None:
         return document(running_answer(context, row), row.fixed_bytes, id=row.id, cache=row.cache)
     found = sound_answer(context, row)
     if found is not None:
