@@ -3,7 +3,8 @@
 `python -m benchmarks.demo` starts the service on a free port with a SQLite file, captures and profiles a GPT-2 of six
 layers and a ResNet50 from transformers configs with random weights, POSTs each at half its plain activation memory,
 trains three steps without a plan and by the plan, and prints one table. It then does it again against the same store,
-which profiles nothing and is served from the cache. Pictures of memory over the steps go to `demo-out/`.
+which profiles nothing and is served from the cache; a kernel whose stored time is far off is measured again, and then
+the stored plan is answered for other costs. Pictures of memory over the steps go to `demo-out/`.
 
 Exit code 1: a measured peak above the budget, a gradient that differs, or a second run that was not served from the
 store.
@@ -274,11 +275,13 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
             start = time.perf_counter()
             (plan,) = remat.plans_of(planned(subject, planner, limit_s, lambda _: None)).plans
         profiled = plan.step.profiled.signatures - plan.step.profiled.shared
-        served = plan.answer.cache == "hit" and profiled == 0
+        # a kernel or two of a busy moment may have been measured again: the stored plan, for other costs
+        again = plan.answer.cache == "near" and 20 * profiled <= plan.step.profiled.signatures
+        served = again or (plan.answer.cache == "hit" and profiled == 0)
         fine = fine and served
         console.print(
             f"{subject.title}, again: profiled {profiled} of {plan.step.profiled.signatures} kernels, "
-            f"{'served from the cache' if plan.answer.cache == 'hit' else f'cache {plan.answer.cache}'}, "
+            f"{'served from the cache' if plan.answer.cache in ('hit', 'near') else f'cache {plan.answer.cache}'}, "
             f"{time.perf_counter() - start:.1f} s" + ("" if served else "  ← NOT from the store"),
             highlight=False,
         )
