@@ -93,7 +93,7 @@ def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
 
 
 def test_batch_norm_trains_in_low_precision() -> None:
-    """Its running statistics are float32 beside bfloat16 values; inputs that are made up have each its own type."""
+    """Its running statistics are float32 next to bfloat16 values; inputs that are made up have each its own type."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):

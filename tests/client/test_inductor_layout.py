@@ -139,13 +139,13 @@ def test_a_fusion_does_not_pull_others_out_of_the_plans_order() -> None:
 def test_sums_beside_convolutions_stay_together() -> None:
     """Their kernel decides how the rest of a vector is summed: apart they would not be plain Inductor's bit for bit."""
 
-    def beside(mask: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def masked_sums(mask: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         early = (mask * 2).sum((0, 2, 3))
         return early, (mask * F.conv2d(x, w)).sum((0, 2, 3))
 
     image = (2, 8, 16, 16)
     found = [
-        order(generated(beside, image, image, (8, 8, 1, 1), results=2, choices=choices))
+        order(generated(masked_sums, image, image, (8, 8, 1, 1), results=2, choices=choices))
         for choices in (InductorChoices(), PlanOrder())
     ]
     assert found[1] == found[0]

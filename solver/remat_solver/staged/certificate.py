@@ -165,7 +165,8 @@ class Certifier:
             if found is not None and found.bound_ns is not None and found.bound_ns > proved:
                 best, proved = found, found.bound_ns
             if proved >= enough:
-                self._denominator = denominator if len(nodes) > 1 else self._denominator
+                if len(nodes) > 1:
+                    self._denominator = denominator
                 break
         return None if best is None or len(best.proof.rows) > MOST_ROWS else best
 

@@ -111,14 +111,14 @@ def add_reruns(
         run = columns.runs[c][op]
         if run < 0:
             continue
-        beside = throughout.copy()
-        beside[view.inputs(op)] = ZERO
-        beside[view.value_start[op] : view.value_start[op + 1]] = ZERO
-        free = np.flatnonzero(beside >= 0)
-        room = view.capacity - int(view.size[beside == ONE].sum())
+        others = throughout.copy()
+        others[view.inputs(op)] = ZERO
+        others[view.value_start[op] : view.value_start[op + 1]] = ZERO
+        free = np.flatnonzero(others >= 0)
+        room = view.capacity - int(view.size[others == ONE].sum())
         terms = [
             Term(0, run, scale.weights(view.need[op : op + 1])),
-            Term(0, beside[free], scale.weights(view.size[free])),
+            Term(0, others[free], scale.weights(view.size[free])),
         ]
         builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
 
