@@ -26,13 +26,7 @@ from remat_ir import InvalidPlan, Plan, Problem
 from remat_solver.array_view import ArrayView, Ids, view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
-from remat_solver.formulate.checkmate import (
-    add_dependencies,
-    add_free_of_own,
-    add_free_of_uses,
-    add_memory,
-    free_columns,
-)
+from remat_solver.formulate.checkmate import add_dependencies, add_free, add_memory
 from remat_solver.formulate.formulation import cost_units, recomputable, sequence_of, stages
 from remat_solver.formulate.rows import add_keeping_needs_computing, stage_columns
 from remat_solver.placement import place, timetable
@@ -117,9 +111,7 @@ def written(problem: Problem) -> Written:
         builder.add_rows(view.ops, [Term(stage, on_host[stage, value], weight)], upper=np.ones(view.ops))
 
     add_keeping_needs_computing(builder, columns, view)
-    free, free_own = free_columns(builder, columns, view)
-    add_free_of_uses(builder, columns, view, free)
-    add_free_of_own(builder, columns, view, free_own)
+    free, free_own = add_free(builder, columns, view)
     add_memory(builder, columns, view, stage_of, free, free_own)
     return Written(problem, view, builder.program(), columns.compute, page_in, unit_ns)
 

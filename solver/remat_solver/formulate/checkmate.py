@@ -26,7 +26,18 @@ from ..array_view import ArrayView, Ids
 from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term, scattered
 from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
-from .rows import Columns, add_keeping_needs_computing, add_retention, filled, room, stage_columns
+from .rows import (
+    Columns,
+    Memory,
+    add_changes,
+    add_keeping_needs_computing,
+    add_retention,
+    filled,
+    following,
+    residents,
+    room,
+    stage_columns,
+)
 
 
 def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
@@ -41,20 +52,13 @@ def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = ne
     add_dependencies(builder, columns, view)
     add_retention(builder, columns)
     add_keeping_needs_computing(builder, columns, view)
-    free, free_own = free_columns(builder, columns, view)
-    add_free_of_uses(builder, columns, view, free)
-    add_free_of_own(builder, columns, view, free_own)
+    free, free_own = add_free(builder, columns, view)
     memory = add_memory(builder, columns, view, stage_of, free, free_own)
     program = builder.program()
 
     def complete(matrices: Matrices) -> Floats:
-        x = filled(columns, view, matrices, program.columns)
-        freed, freed_own = _freed(view, matrices)
-        for placed, values in ((free, freed), (free_own, freed_own)):
-            x[placed[placed >= 0]] = values[placed >= 0]
-        used = _memory_of(view, matrices, freed, freed_own) / room(view, stage_of)[1]
-        x[memory[memory >= 0]] = used[memory >= 0]
-        return x
+        freed = zip((free, free_own), _freed(view, matrices), strict=True)
+        return memory.filled(filled(columns, matrices, program.columns, *freed))
 
     return Formulation(view, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
@@ -67,42 +71,40 @@ def add_dependencies(builder: Builder, columns: Columns, view: ArrayView) -> Non
     builder.add_implied(runs[stage, use], columns.made[stage, value], columns.retain[stage, value])
 
 
-def free_columns(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
-    """(7a): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values]."""
-    free = builder.variables_at(columns.compute[:, view.uses.op] >= 0)
+def add_free(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
+    """(7a to 7c): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values], and their rows.
+
+    For a use of v by op k, num_hazards = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v. For an op's own
+    output v, num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v.
+    """
+    uses = view.uses
     several = np.bincount(view.maker, minlength=view.ops) > 1
     own = (columns.compute[:, view.maker] >= 0) & several[view.maker] & ~view.optional & ~view.kept
-    return free, builder.variables_at(own)
+    free, free_own = builder.variables_at(columns.compute[:, uses.op] >= 0), builder.variables_at(own)
+    _add_free(builder, columns, view, free, uses.op, uses.value, *_later_uses(view))
+    every_value, every_use = np.arange(view.values), np.arange(uses.count)
+    _add_free(builder, columns, view, free_own, view.maker, every_value, uses.value, every_use)
+    return free, free_own
 
 
-def _add_free(builder: Builder, free: Ids, runs: Ids, retained: Ids, row: Ids, later: Ids) -> None:
+def _add_free(
+    builder: Builder, columns: Columns, view: ArrayView, free: Ids, op: Ids, value: Ids, event: Ids, later: Ids
+) -> None:
     """(7b, 7c): FREE = 1 exactly if num_hazards (6) = 1 − R + S + Σ R of later users = 0.
 
-    `free`, `runs` and `retained` are columns of FREE, R and S, one a row; `later` those of the later users' R, which
-    count in the rows `row`. κ is the largest value that num_hazards can take in a row.
+    `free` are the columns of FREE, [stages, events]; `op` and `value` are those of each event. `event` and `later` are
+    pairs of an event and a use after it. κ is the largest value that num_hazards can take in a row.
     """
-    each = np.arange(len(free))
-    kappa = 1.0 + (retained >= 0) + np.bincount(row, minlength=len(free))
-    hazards = [Term(each, runs, -1.0), Term(each, retained), Term(row, later)]
-    builder.add_rows(len(free), [*hazards, Term(each, free)], lower=0.0)
-    builder.add_rows(len(free), [*hazards, Term(each, free, kappa)], upper=kappa - 1.0)
-
-
-def add_free_of_uses(builder: Builder, columns: Columns, view: ArrayView, free: Ids) -> None:
-    """(7b, 7c) for a use of v by op k: num_hazards = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v."""
-    stage, use = np.nonzero(free >= 0)
-    number = scattered(free >= 0, np.arange(len(use)))
-    earlier, later = _later_uses(view)
-    runs = columns.compute[:, view.uses.op]
-    pair_stage, pair = np.nonzero((free[:, earlier] >= 0) & (runs[:, later] >= 0))
-    _add_free(
-        builder,
-        free[stage, use],
-        runs[stage, use],
-        columns.retain[stage + 1, view.uses.value[use]],
-        number[pair_stage, earlier[pair]],
-        runs[pair_stage, later[pair]],
-    )
+    stage, which = np.nonzero(free >= 0)
+    each = np.arange(len(which))
+    number, reads = scattered(free >= 0, each), columns.compute[:, view.uses.op]
+    pair_stage, pair = np.nonzero((free[:, event] >= 0) & (reads[:, later] >= 0))
+    row, retained = number[pair_stage, event[pair]], columns.retain[stage + 1, value[which]]
+    kappa = 1.0 + (retained >= 0) + np.bincount(row, minlength=len(each))
+    runs = Term(each, columns.compute[stage, op[which]], -1.0)
+    hazards = [runs, Term(each, retained), Term(row, reads[pair_stage, later[pair]])]
+    builder.add_rows(len(each), [*hazards, Term(each, free[stage, which])], lower=0.0)
+    builder.add_rows(len(each), [*hazards, Term(each, free[stage, which], kappa)], upper=kappa - 1.0)
 
 
 def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
@@ -117,22 +119,6 @@ def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
     return np.array(earlier, dtype=np.int64), np.array(later, dtype=np.int64)
 
 
-def add_free_of_own(builder: Builder, columns: Columns, view: ArrayView, free_own: Ids) -> None:
-    """(7b, 7c) for an op's own output v: num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v."""
-    stage, value = np.nonzero(free_own >= 0)
-    number = scattered(free_own >= 0, np.arange(len(value)))
-    runs = columns.compute[:, view.uses.op]
-    use_stage, use = np.nonzero((free_own[:, view.uses.value] >= 0) & (runs >= 0))
-    _add_free(
-        builder,
-        free_own[stage, value],
-        columns.compute[stage, view.maker[value]],
-        columns.retain[stage + 1, value],
-        number[use_stage, view.uses.value[use]],
-        runs[use_stage, use],
-    )
-
-
 def add_memory(
     builder: Builder,
     columns: Columns,
@@ -140,8 +126,8 @@ def add_memory(
     stage_of: Stages,
     free: Ids,
     free_own: Ids,
-) -> Ids:
-    """(2, 3, 4, 8): U[s,k], memory while op k runs in stage s, in units of the room; returns its columns.
+) -> Memory:
+    """(2, 3, 4, 8): U[s,k], memory while op k runs in stage s, in units of the room.
 
     U[s,0] is what was retained plus what op 0 makes; U[s,k+1] is U[s,k], less what is freed after op k, plus what op
     k+1 makes. U is at most the room, and U + workspace · R too.
@@ -150,71 +136,28 @@ def add_memory(
     weight, workspace = view.size / unit, view.workspace / unit
     slots = np.arange(view.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
     stage, op = np.nonzero(slots)
-    memory = builder.variables_at(slots, upper=left[slots], integer=False)
-    row = scattered(slots, np.arange(len(op)))
-    previous = np.where(op > 0, memory[stage, np.maximum(op, 1) - 1], -1)
+    slot = scattered(slots, np.arange(len(op)))
+    after = following(slot)
     retain_stage, retained = np.nonzero(columns.retain >= 0)
     made_stage, made = np.nonzero((columns.made >= 0) & ~view.kept)
     # freed after op k: in the row of slot k + 1, where the stage has one
-    use_stage, use = np.nonzero((free >= 0) & _has_next(slots, view.uses.op))
-    own_stage, own = np.nonzero((free_own >= 0) & _has_next(slots, view.maker))
-    builder.add_rows(
-        len(op),
-        [
-            Term(np.arange(len(op)), memory[stage, op]),
-            Term(np.arange(len(op)), previous, -1.0),
-            Term(row[retain_stage, 0], columns.retain[retain_stage, retained], -weight[retained]),
-            Term(row[made_stage, view.maker[made]], columns.made[made_stage, made], -weight[made]),
-            Term(row[use_stage, view.uses.op[use] + 1], free[use_stage, use], weight[view.uses.value[use]]),
-            Term(row[own_stage, view.maker[own] + 1], free_own[own_stage, own], weight[own]),
-        ],
-        lower=0.0,
-        upper=0.0,
+    use_slot = np.where(free >= 0, after[:, view.uses.op], -1)
+    own_slot = np.where(free_own >= 0, after[:, view.maker], -1)
+    use, own = np.nonzero(use_slot >= 0), np.nonzero(own_slot >= 0)
+    changes = (
+        Term(slot[retain_stage, 0], columns.retain[retain_stage, retained], weight[retained]),
+        Term(slot[made_stage, view.maker[made]], columns.made[made_stage, made], weight[made]),
+        Term(use_slot[use], free[use], -weight[view.uses.value[use[1]]]),
+        Term(own_slot[own], free_own[own], -weight[own[1]]),
     )
-    stage, op = np.nonzero((columns.compute >= 0) & (workspace > 0))
-    each = np.arange(len(op))
-    builder.add_rows(
-        len(op),
-        [Term(each, memory[stage, op]), Term(each, columns.compute[stage, op], workspace[op])],
-        upper=left[stage, op],
-    )
-    return memory
-
-
-def _has_next(slots: Booleans, op: Ids) -> Booleans:
-    """[stages, …] whether the stage has a slot after each op's."""
-    wider = np.hstack((slots, np.zeros((len(slots), 1), dtype=np.bool_)))
-    return np.asarray(wider[:, op + 1])
+    runs, sure = columns.compute[stage, op], np.zeros(len(op), dtype=np.bool_)
+    return add_changes(builder, op == 0, changes, runs, sure, left[stage, op], workspace[op])
 
 
 def _freed(view: ArrayView, matrices: Matrices) -> tuple[Booleans, Booleans]:
     """[stages, uses] and [stages, values]: FREE of a plan's matrices."""
-    after = matrices.retained[1:]
-    runs = matrices.computed[:, view.uses.op]
-    needed_later = np.zeros_like(runs)
-    # from the last use of a value to its first: whether anything later needs it
-    for use in range(view.uses.count - 1, -1, -1):
-        follower = view.uses.next[use]
-        needed_later[:, use] = (
-            after[:, view.uses.value[use]] if follower < 0 else needed_later[:, follower] | runs[:, follower]
-        )
-    own = matrices.computed[:, view.maker] & ~after
-    for value in range(view.values):
-        first = view.uses.first[value]
-        if first >= 0:
-            own[:, value] &= ~(needed_later[:, first] | runs[:, first])
-    return runs & ~needed_later, own
-
-
-def _memory_of(view: ArrayView, matrices: Matrices, freed: Booleans, freed_own: Booleans) -> Floats:
-    """[stages, ops] U of a plan's matrices in bytes, without workspaces, fixed bytes and kept values."""
-    change = np.zeros((len(matrices.computed), view.ops + 1))
-    change[:, 0] = (matrices.retained[:-1] & ~view.kept) @ view.size
-    several = np.bincount(view.maker, minlength=view.ops) > 1
-    own = freed_own & several[view.maker] & ~view.optional & ~view.kept
-    rows = np.arange(len(change))[:, None]
-    produced = matrices.computed[:, view.maker] & ~view.kept & (~view.optional | matrices.made)
-    np.add.at(change, (rows, view.maker[None, :]), produced * view.size)
-    np.add.at(change, (rows, view.uses.op[None, :] + 1), -(freed * view.size[view.uses.value]))
-    np.add.at(change, (rows, view.maker[None, :] + 1), -(own * view.size))
-    return np.asarray(np.cumsum(change, axis=1)[:, :-1])
+    uses, after, present = view.uses, matrices.retained[1:], residents(view, matrices)
+    needed_later = np.where(uses.next < 0, after[:, uses.value], present[:, uses.next])
+    own, read = matrices.computed[:, view.maker] & ~after, uses.first >= 0
+    own[:, read] &= ~present[:, uses.first[read]]
+    return matrices.computed[:, uses.op] & ~needed_later, own

@@ -91,13 +91,14 @@ def room(view: ArrayView, stage_of: Stages) -> tuple[Floats, float]:
     return (free - held) / unit, unit
 
 
-def filled(columns: Columns, view: ArrayView, matrices: Matrices, count: int) -> Floats:
-    """[columns] a start with R, S and K set from a plan's matrices, the rest 0."""
+def filled(columns: Columns, matrices: Matrices, count: int, *more: tuple[Ids, Booleans]) -> Floats:
+    """[columns] a start with R, S and K set from a plan's matrices, and `more` columns to values; the rest 0."""
     x = np.zeros(count)
     for placed, values in (
         (columns.compute, matrices.computed),
         (columns.retain, matrices.retained),
         (columns.keep, matrices.made),
+        *more,
     ):
         there = placed >= 0
         x[placed[there]] = values[there]
@@ -186,8 +187,8 @@ class Memory:
     begins_stage: Booleans
     changes: tuple[Term, ...]
 
-    def fill(self, x: Floats) -> None:
-        """Set U in a start whose other columns are set."""
+    def filled(self, x: Floats) -> Floats:
+        """A start, whose other columns are set, with U set too."""
         change = np.zeros(len(self.column))
         for slot, column, weight in (map(np.asarray, term) for term in self.changes):
             there = column >= 0
@@ -196,6 +197,31 @@ class Memory:
         starts = np.flatnonzero(self.begins_stage)
         before = np.where(starts > 0, total[starts - 1], 0.0)
         x[self.column] = total - np.repeat(before, np.diff([*starts, len(total)]))
+        return x
+
+
+def add_changes(
+    builder: Builder,
+    begins_stage: Booleans,
+    changes: tuple[Term, ...],
+    runs: Ids,
+    sure: Booleans,
+    limit: Floats,
+    workspace: Floats,
+) -> Memory:
+    """Add U: at each slot that of the slot before in its stage, plus the changes; U + workspace · R ≤ limit.
+
+    All are [slots]; `runs` are the columns of R, and `sure` says where R is 1.
+    """
+    column = builder.variables(len(runs), upper=np.where(sure, limit - workspace, limit), integer=False)
+    each, rest = np.arange(len(runs)), np.flatnonzero(~begins_stage)
+    negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)
+    terms = [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated]
+    builder.add_rows(len(runs), terms, lower=0.0, upper=0.0)
+    busy = np.flatnonzero(~sure & (runs >= 0) & (workspace > 0))
+    each = np.arange(len(busy))
+    builder.add_rows(len(busy), [Term(each, column[busy]), Term(each, runs[busy], workspace[busy])], upper=limit[busy])
+    return Memory(column, begins_stage, changes)
 
 
 def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages, held: Residency) -> Memory:
@@ -211,17 +237,17 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
     stage, op = np.nonzero(columns.compute >= 0)
     slots = len(op)
     slot = scattered(columns.compute >= 0, np.arange(slots))
-    following = _following(slot)
+    after = following(slot)
     begins_stage = np.concatenate(([True], stage[1:] != stage[:-1])) if slots else np.zeros(0, dtype=np.bool_)
     first_slot = np.zeros(stage_of.count, dtype=np.int64)
     first_slot[stage[begins_stage]] = np.flatnonzero(begins_stage)
     charged = ~view.kept
     retain_stage, retained = np.nonzero(columns.retain[:-1] >= 0)
     made_stage, made = np.nonzero((columns.made >= 0) & charged)
-    passed = following[:, view.maker]  # the first slot after a value's maker
+    passed = after[:, view.maker]  # the first slot after a value's maker
     turn_stage, turn = np.nonzero((passed >= 0) & charged)
     turn_slot = passed[turn_stage, turn]
-    used = np.where(held.column >= 0, following[:, view.uses.op], -1)
+    used = np.where(held.column >= 0, after[:, view.uses.op], -1)
     use_stage, use = np.nonzero(used >= 0)
     use_slot, use_weight = used[use_stage, use], weight[view.uses.value[use]]
     changes = (
@@ -233,38 +259,18 @@ def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: St
         Term(use_slot, held.after[use_stage, use], use_weight),
         Term(use_slot, held.column[use_stage, use], -use_weight),
     )
-    limit = left[stage, op]
     first = (op == stage_of.frontier[stage]) & stage_of.advances[stage]
-    column = builder.variables(slots, upper=np.where(first, limit - workspace[op], limit), integer=False)
-    each, rest = np.arange(slots), np.flatnonzero(~begins_stage)
-    negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)
-    builder.add_rows(slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=0.0, upper=0.0)
-    busy = np.flatnonzero(~first & (workspace[op] > 0))
-    each = np.arange(len(busy))
-    builder.add_rows(
-        len(busy),
-        [Term(each, column[busy]), Term(each, columns.compute[stage[busy], op[busy]], workspace[op[busy]])],
-        upper=limit[busy],
+    return add_changes(
+        builder, begins_stage, changes, columns.compute[stage, op], first, left[stage, op], workspace[op]
     )
-    return Memory(column, begins_stage, changes)
 
 
-def completed(
-    columns: Columns, held: Residency, memory: Memory, view: ArrayView, matrices: Matrices, count: int
-) -> Floats:
-    """[columns] a start with R, S, K, A and U from a plan's matrices."""
-    x, there = filled(columns, view, matrices, count), held.column >= 0
-    x[held.column[there]] = residents(view, matrices)[there]
-    memory.fill(x)
-    return x
-
-
-def _following(slot: Ids) -> Ids:
+def following(slot: Ids) -> Ids:
     """[stages, ops] the first slot of the stage after each op, or −1."""
-    following = np.full(slot.shape, -1, dtype=np.int64)
+    after = np.full(slot.shape, -1, dtype=np.int64)
     for op in range(slot.shape[1] - 2, -1, -1):
-        following[:, op] = np.where(slot[:, op + 1] >= 0, slot[:, op + 1], following[:, op + 1])
-    return following
+        after[:, op] = np.where(slot[:, op + 1] >= 0, slot[:, op + 1], after[:, op + 1])
+    return after
 
 
 def add_frontier_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> None:

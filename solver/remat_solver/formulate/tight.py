@@ -28,7 +28,7 @@ from ..array_view import ArrayView, view_of
 from ..deadline import never
 from ..program import INFINITY, Booleans, Builder, Floats, Term
 from .formulation import Formulation, Matrices, Stages, cost_units, recomputable, stages
-from .rows import Columns, add_frontier_memory, add_memory, add_residency, completed, stage_columns
+from .rows import Columns, add_frontier_memory, add_memory, add_residency, filled, residents, stage_columns
 
 
 def tight(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
@@ -62,7 +62,8 @@ def _tight(view: ArrayView, sweeps: int, least_stage: int, stop: Callable[[], bo
     program = builder.program(offset=float(cost[:first].sum()))
 
     def complete(matrices: Matrices) -> Floats:
-        return completed(columns, held, memory, view, matrices, program.columns)
+        present = (held.column, residents(view, matrices))
+        return memory.filled(filled(columns, matrices, program.columns, present))
 
     return Formulation(view, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
@@ -164,7 +165,8 @@ def any_order(problem: Problem, stop: Callable[[], bool] = never) -> OrderFormul
         for at, which in zip(stage.tolist(), np.flatnonzero(kept)[op].tolist(), strict=True):
             retained[at + 1 :, which] = True
         full = Matrices(matrices.computed, retained, matrices.made)
-        return completed(columns, held, memory, view, full, program.columns)
+        present = (held.column, residents(view, full))
+        return memory.filled(filled(columns, full, program.columns, present))
 
     return OrderFormulation(view, stages(graph.ops), program, columns.compute, columns.retain, complete, unit_ns, whole)
 
