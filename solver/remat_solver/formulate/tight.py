@@ -76,13 +76,8 @@ def collapsed_stages(view: ArrayView) -> int:
     there, since it was made; what it holds that is not kept here is of no use any more. So nothing costs more, and it
     fits. (With the memory profile of the plain plan in place of "all that can still be of use" this would be false.)
     """
-    ends = np.where(view.kept, view.ops, np.minimum(view.value_reach + 1, view.ops))  # of its use, after its maker
-    begun = np.bincount(view.maker, view.size * (ends > view.maker + 1), minlength=view.ops + 1)
-    ended = np.bincount(ends, view.size * (ends > view.maker + 1), minlength=view.ops + 1)
-    # what was made before an op and is of use; sums of whole bytes, exact in float64
-    before = np.cumsum(np.concatenate(([0.0], begun[: view.ops - 1])) - ended[: view.ops])
-    mine = np.bincount(view.maker, view.size * (~view.optional | (view.value_reach > view.maker)), minlength=view.ops)
-    over = np.flatnonzero(before + mine + view.workspace > view.capacity)
+    unread = np.bincount(view.maker, view.size * (view.optional & (view.value_reach <= view.maker)), view.ops)
+    over = np.flatnonzero(view.held_until(view.value_reach) - unread > view.capacity)
     # where everything fits, the last stage stays, so that there is a program
     return int(over[0]) if len(over) else view.ops - 1
 
