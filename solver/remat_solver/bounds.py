@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,7 +175,7 @@ def pair_proof(problem: Problem, known: NDArray[np.int64] | None = None) -> Pair
             return None
         table = (pair_table(graph) if known is None else known).tolist()
         for op, inputs in enumerate(graph.op_inputs):
-            both = ((u, v) for i, u in enumerate(inputs) for v in inputs[i:])
+            both = combinations_with_replacement(inputs, 2)
             pair = max(both, key=lambda pair: table[pair[0]][pair[1]], default=None)
             if pair is not None and table[pair[0]][pair[1]] > capacity:
                 proof = replace(proof, op=op, pairs=_closed(PairCheck(graph, capacity, proof), table, pair))
@@ -214,7 +215,7 @@ def _closed(check: PairCheck, table: list[list[int]], pair: tuple[int, int]) -> 
             if check.need_to_make(last, other) > check.capacity:
                 continue
             inputs = graph.op_inputs[graph.value_op[last]]
-            before = [(a, b) for i, a in enumerate(inputs) for b in inputs[i:]]
+            before = list(combinations_with_replacement(inputs, 2))
             if graph.value_op[other] != graph.value_op[last]:
                 before += [(min(a, other), max(a, other)) for a in (other, *inputs)]
             known = next((p for p in before if p in found), None)

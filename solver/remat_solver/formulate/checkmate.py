@@ -19,6 +19,7 @@ its R holds no more than U says.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -109,14 +110,10 @@ def _add_free(
 
 def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
     """Pairs of uses of one value, the earlier first."""
-    earlier: list[int] = []
-    later: list[int] = []
-    for value in range(view.values):
-        first, last = int(view.uses.first[value]), int(view.uses.last[value])
-        for use in range(first, last):
-            earlier += [use] * (last - use)
-            later += range(use + 1, last + 1)
-    return np.array(earlier, dtype=np.int64), np.array(later, dtype=np.int64)
+    of_value = zip(view.uses.first.tolist(), view.uses.last.tolist(), strict=True)
+    pairs = (pair for first, last in of_value for pair in combinations(range(first, last + 1), 2))
+    flat = np.fromiter(chain.from_iterable(pairs), np.int64)
+    return flat[::2], flat[1::2]
 
 
 def add_memory(
