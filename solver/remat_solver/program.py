@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
@@ -180,15 +180,9 @@ class Builder:
         self.columns = 0
         self.rows = 0
         self.column_names, self.names = Names([]), Names([])
-        self._cost: list[Floats] = []
-        self._lower: list[Floats] = []
-        self._upper: list[Floats] = []
-        self._integer: list[Booleans] = []
-        self._row_length: list[Integers] = []
-        self._row_index: list[Integers] = []
-        self._row_value: list[Floats] = []
-        self._row_lower: list[Floats] = []
-        self._row_upper: list[Floats] = []
+        self._columns: list[tuple[Floats, Floats, Floats, Booleans]] = []  # cost, lower, upper, integer
+        self._entries: list[tuple[Integers, Integers, Floats]] = []  # [rows] how many; [entries] columns and values
+        self._sides: list[tuple[Floats, Floats]] = []  # lower, upper
 
     def variables(
         self,
@@ -204,9 +198,8 @@ class Builder:
         self.look()
         if count:
             self.column_names.blocks.append((self.columns, name))
-        for store, given in ((self._cost, cost), (self._lower, lower), (self._upper, upper)):
-            store.append(_spread(given, count))
-        self._integer.append(np.full(count, integer))
+        numbers = _spread(cost, count), _spread(lower, count), _spread(upper, count)
+        self._columns.append((*numbers, np.full(count, integer)))
         first, self.columns = self.columns, self.columns + count
         return np.arange(first, self.columns)
 
@@ -239,12 +232,8 @@ class Builder:
             self.look()
         for rows, entries in _parts(whole, count):
             # sorted part by part, which leaves the clock to be looked at between
-            length, index, merged = _by_rows(entries, rows, self.columns, self.look)
-            self._row_length.append(length)
-            self._row_index.append(index)
-            self._row_value.append(merged)
-        self._row_lower.append(_spread(lower, count))
-        self._row_upper.append(_spread(upper, count))
+            self._entries.append(_by_rows(entries, rows, self.columns, self.look))
+        self._sides.append((_spread(lower, count), _spread(upper, count)))
         self.rows += count
 
     def add_implied(self, column: NDArray[np.int64], *by: NDArray[np.int64], name: Name = ("",)) -> None:
@@ -265,23 +254,14 @@ class Builder:
             TimeUp: `stop` said so.
         """
         self.look()
-        value = _joined(self._row_value, np.float64)
+        length, index, value = _joined(self._entries, np.int64, np.int32, np.float64)
         if len(value) > MOST_ENTRIES:
             raise OverflowError(f"the program has {len(value)} entries, more than {MOST_ENTRIES}")
         start = np.zeros(self.rows + 1, dtype=np.int32)
-        np.cumsum(_joined(self._row_length, np.int64), out=start[1:])
-        return Program(
-            cost=_joined(self._cost, np.float64),
-            lower=_joined(self._lower, np.float64),
-            upper=_joined(self._upper, np.float64),
-            integer=_joined(self._integer, np.bool_),
-            row_start=start,
-            row_index=_joined(self._row_index, np.int32),
-            row_value=value,
-            row_lower=_joined(self._row_lower, np.float64),
-            row_upper=_joined(self._row_upper, np.float64),
-            offset=offset,
-        )
+        np.cumsum(length, out=start[1:])
+        cost, lower, upper, integer = _joined(self._columns, np.float64, np.float64, np.float64, np.bool_)
+        row_lower, row_upper = _joined(self._sides, np.float64, np.float64)
+        return Program(cost, lower, upper, integer, start, index, value, row_lower, row_upper, offset)
 
 
 def scattered(mask: Booleans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -295,8 +275,11 @@ def _spread(given: ArrayLike, count: int) -> Floats:
     return np.array(np.broadcast_to(np.asarray(given, dtype=np.float64), (count,)))
 
 
-def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
-    return np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, dtype=kind)
+def _joined(parts: Sequence[tuple[NDArray[Any], ...]], *kinds: Any) -> list[NDArray[Any]]:
+    """Arrays of some types, one after the other, each joined from what the parts have of it."""
+    empty = tuple(np.zeros(0, kind) for kind in kinds)
+    each = zip(*(parts or [empty]), strict=True)
+    return [np.concatenate(arrays).astype(kind, copy=False) for arrays, kind in zip(each, kinds, strict=True)]
 
 
 def _parts(whole: list[Entries], count: int) -> Iterator[tuple[int, list[Entries]]]:
@@ -326,9 +309,7 @@ def _by_rows(
     Returns:
         [rows] the entries left in each row, and their columns and values.
     """
-    row = _joined([row for row, _, _ in parts], np.int64)
-    column = _joined([column for _, column, _ in parts], np.int64)
-    value = _joined([value for _, _, value in parts], np.float64)
+    row, column, value = _joined(parts, np.int64, np.int64, np.float64)
     # most blocks arrive nearly sorted by row, where a stable sort of one combined key is close to linear
     key = row * max(columns, 1) + column
     step()
