@@ -383,33 +383,28 @@ def stored_graph(chain: Chain, steps: Sequence[ChainStep]) -> Graph:
     δ^L appears with B^L and goes with it: it is part of its workspace. An input that may leave is made by a step of its
     own.
     """
-    costs: list[int] = []
-    sizes: list[int] = []
-    workspaces: list[int] = []
-    inputs: list[list[int]] = []
+    made: list[tuple[int, int, int, list[int]]] = []  # by each step: cost, bytes, workspace, and what it reads
     stored: dict[int, int] = {}  # cut -> the step that made what is stored there
     gradient = -1
     for i, (verb, stage) in enumerate(steps):
         reads = [stored[cut] for cut in (stage - 1, *((stage,) if verb is Verb.B else ())) if cut in stored]
         if not stage:
-            costs.append(0)
-            sizes.append(chain.fixed_bytes)
-            workspaces.append(0)
+            cost, size, workspace = 0, chain.fixed_bytes, 0
             stored[0] = i
         elif verb is Verb.B:
             last = stage == chain.stages
-            costs.append(chain.backward_ns[stage - 1])
-            sizes.append(chain.gradient_bytes[stage - 1])
-            workspaces.append(chain.backward_workspace_bytes[stage - 1] + (chain.gradient_bytes[stage] if last else 0))
+            cost, size = chain.backward_ns[stage - 1], chain.gradient_bytes[stage - 1]
+            workspace = chain.backward_workspace_bytes[stage - 1] + (chain.gradient_bytes[stage] if last else 0)
             reads += [] if last else [gradient]
             gradient = i  # δ^(l−1)
         else:
             tape = verb is Verb.F_ALL
-            costs.append(chain.forward_ns[stage - 1])
-            sizes.append(chain.tape_bytes[stage - 1] if tape else chain.activation_bytes[stage])
-            workspaces.append((chain.forward_workspace_bytes if tape else chain.untaped_workspaces)[stage - 1])
+            cost = chain.forward_ns[stage - 1]
+            size = chain.tape_bytes[stage - 1] if tape else chain.activation_bytes[stage]
+            workspace = (chain.forward_workspace_bytes if tape else chain.untaped_workspaces)[stage - 1]
             stored[stage] = i
-        inputs.append(sorted(reads))
+        made.append((cost, size, workspace, sorted(reads)))
+    costs, sizes, workspaces, inputs = zip(*made, strict=True)
     return graph_of(
         costs,
         sizes,
