@@ -448,26 +448,24 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     root = tree.run(link, clock, deadline, math.inf if turn_s is None else clock.cpu() + float(turn_s))
     late = tree.late()
     column: list[int] = []
-    start, rows, duals, empty = [0], [], [], []
+    leaves: list[Node] = []
     pending = [root]
-    least = np.inf
     while pending:
         node = pending.pop()
         column.append(node.column)
         if node.column >= 0:
             pending += node.children[::-1]
-            continue
-        least = min(least, node.bound)
-        rows.append(np.zeros(0, np.int64) if node.rows is None else node.rows)
-        duals.append(np.zeros(0) if node.duals is None else node.duals)
-        start.append(start[-1] + len(rows[-1]))
-        empty.append(node.empty)
+        else:
+            leaves.append(node)
+    rows = [np.zeros(0, np.int64) if leaf.rows is None else leaf.rows for leaf in leaves]
+    duals = [np.zeros(0) if leaf.duals is None else leaf.duals for leaf in leaves]
+    least = min(leaf.bound for leaf in leaves)
     arrays = {
         "column": np.array(column, dtype=np.int64),
-        "leaf_start": np.array(start, dtype=np.int64),
+        "leaf_start": np.cumsum([0, *map(len, rows)], dtype=np.int64),
         "leaf_row": np.concatenate(rows).astype(np.int64),
         "leaf_dual": np.concatenate(duals).astype(np.float64),
-        "leaf_empty": np.array(empty, dtype=np.bool_),
+        "leaf_empty": np.array([leaf.empty for leaf in leaves], dtype=np.bool_),
     }
     if tree.plain is not None:
         arrays["plain_row"], arrays["plain_dual"] = tree.plain
