@@ -240,13 +240,13 @@ class _OrderListener(_Listener):
     def _offer(self, x: Floats) -> None:
         problem, plan, order = reordered(self.incumbent.problem, self.formulation.sequence(x))
         try:
-            from_judge = verify(problem, plan).cost_ns
+            cost_ns = verify(problem, plan).cost_ns
         except InvalidPlan:  # over the budget by the engine's tolerance
             return
         if order == tuple(range(len(order))):
             self.incumbent.offer(plan, self._source)
-        elif self._best is None or from_judge < self._best[0]:
-            self._best = (from_judge, order)
+        elif self._best is None or cost_ns < self._best[0]:
+            self._best = (cost_ns, order)
 
     def tell(self) -> None:
         """Say what another order would cost, if that is less."""
