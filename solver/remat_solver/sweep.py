@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from remat_ir import (
     Answer,
@@ -88,12 +88,9 @@ def _widest(asked: Sequence[int], done: Mapping[int, Answer]) -> int | None:
     for end in (asked[-1], asked[0]):
         if end not in done:
             return end
-    best: list[int] = []
-    run: list[int] = []
-    for budget in asked:
-        run = [] if budget in done else [*run, budget]
-        best = run if len(run) > len(best) else best
-    return best[len(best) // 2] if best else None
+    runs = (list(run) for solved, run in groupby(asked, key=done.__contains__) if not solved)
+    longest: list[int] = max(runs, key=len, default=[])
+    return longest[len(longest) // 2] if longest else None
 
 
 class Curve:

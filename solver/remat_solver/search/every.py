@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ class _Steps:
         # the last stage in which an op may run for a use that counts, and in which a value may be of use
         view = view_of(problem)
         self.last, self.reach = view.op_reach.tolist(), view.value_reach.tolist()
-        self._bytes: dict[int, int] = {}
+        self._sum = cache(lambda bits: sum(size for value, size in enumerate(graph.value_bytes) if bits >> value & 1))
 
     def of(self, state: _State) -> Iterator[Edge]:
         """All that may come next; one alone where it costs nothing and loses nothing."""
@@ -218,11 +219,6 @@ class _Steps:
     def _held(self, state: _State) -> int:
         """Bytes on the device: a value on its way back has its place there already."""
         return self._sum(state.resident) + sum(self.size[value] for value, _ in state.returning)
-
-    def _sum(self, bits: int) -> int:
-        if bits not in self._bytes:
-            self._bytes[bits] = sum(size for value, size in enumerate(self.size) if bits >> value & 1)
-        return self._bytes[bits]
 
 
 def _bits(values: Iterator[int] | tuple[int, ...]) -> int:
