@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from remat_ir import Chain, Graph, InvalidData, Join, Plan, Problem, gap_of, plain_plan
@@ -118,7 +118,6 @@ class _Run:
     options: AutoOptions
     starts: Starts
     least: Plan
-    search: Search | None = None
     blocks_tried: bool = False
     rounds: int = 0
 
@@ -127,11 +126,10 @@ class _Run:
         """The problem's."""
         return self.incumbent.problem.graph
 
-    def searching(self) -> Search:
+    @cached_property
+    def search(self) -> Search:
         """The one search, made where it is first used."""
-        if self.search is None:
-            self.search = Search(self.graph, self.incumbent.problem.budget_bytes, self.options.seed)
-        return self.search
+        return Search(self.graph, self.incumbent.problem.budget_bytes, self.options.seed)
 
 
 class _Stage(NamedTuple):
@@ -200,13 +198,13 @@ def _in_turn(run: _Run) -> None:
     if options.search:
         _take(run, _SEARCH[:-1])
         left_s = (_SEARCH_SHARE if options.proof else 1.0) * incumbent.deadline.remaining()
-        most = run.searching().moves + int(left_s / move_s(run.graph))
-        run.searching().run(incumbent, most, between=run.starts.run)
+        most = run.search.moves + int(left_s / move_s(run.graph))
+        run.search.run(incumbent, most, between=run.starts.run)
     if options.proof and not incumbent.stopped():
         with Engine("highs", memory_bytes=options.memory_bytes) as engine:
             _prove(run, engine)
     if options.search and not (incumbent.stopped() or incumbent.exhausted):
-        run.searching().run(incumbent, between=run.starts.run)
+        run.search.run(incumbent, between=run.starts.run)
 
 
 def _prove(run: _Run, engine: Engine) -> None:
@@ -250,9 +248,9 @@ def _search(run: _Run) -> None:
 def _moves(run: _Run, most: int | None = None) -> None:
     """The search, for so many moves or until the end."""
     if most is None:
-        run.searching().run(run.incumbent, between=run.starts.run)
+        run.search.run(run.incumbent, between=run.starts.run)
     else:
-        run.searching().run(run.incumbent, most)
+        run.search.run(run.incumbent, most)
 
 
 def _blocks(run: _Run) -> None:
