@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import fx
 
 from remat_ir import Plan, Problem, duration, readable
 
 from .. import _compat
 from ..capture.dataflow import device_of
-from ..capture.operations import Kind
+from ..capture.operations import Kind, returned_gradients
 from ..device import Device, clock_ns, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.peak import Instance, moments
@@ -103,7 +102,7 @@ def reserved(step: TrainingStep, plan: Plan, start: Allocator, job: Job, absent:
         absent: bytes of gradients that stay from the first step on, and are not there yet.
     """
     ops = step.operations
-    gradients = _gradients(step)
+    gradients = returned_gradients(ops)
     plan_moments = moments(ops, plan, step.profiled.kernels)
     state, copies = job.blocks()
     for size in spread(absent, job.optimizer):
@@ -127,15 +126,6 @@ def reserved(step: TrainingStep, plan: Plan, start: Allocator, job: Job, absent:
         for block in held.values():
             start.free(block)
     return start.peak
-
-
-def _gradients(step: TrainingStep) -> frozenset[int]:
-    """Storages of parameters' gradients: what stays of a step until they are zeroed."""
-    ops = step.operations
-    found = {s for op in ops.ops if op.kind is Kind.ACCUMULATE for s in op.makes}
-    return frozenset(
-        found | {s for n in ops.flow.backward_results if isinstance(n, fx.Node) for s in ops.flow.storages_of[n]}
-    )
 
 
 TOLERANCE = 0.03
