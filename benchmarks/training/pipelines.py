@@ -35,10 +35,11 @@ import remat
 from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from benchmarks.training.job import CYCLES, MIB, Block, Found
+from remat.device import Interval
 from remat.pipelines.choice import Combination, Place, choose, combinations, peak_of
 from remat.pipelines.schedule import Timeline, actions_of, residency
 from remat.planning.division import Option
-from remat.profiling.measure import Peak, peak_memory
+from remat.profiling.measure import peak_memory
 
 COLUMNS = ("schedule, rank", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal", "plain", "time")
 CHOICE = ("schedule", "ranks", "stages", "passes", "combinations", "choice", "makespan / bound")
@@ -73,7 +74,7 @@ class Job:
         self.args = (x,) if 0 in mine else ()
         self.kwargs: dict[str, Any] = {"target": target, "losses": []} if count - 1 in mine else {}
 
-    def passes(self) -> Peak:
+    def passes(self) -> Interval:
         """A step of the schedule; the outputs of the one before go first, as they do in it."""
         for stage in self.stages:
             stage.clear_runtime_states()

@@ -22,13 +22,14 @@ class Interval(NamedTuple):
     """A part of what was watched: its highest and its last count of bytes, above the count when watching began.
 
     On an accelerator the two count what was asked for; `allocated_bytes`, the highest, counts whole blocks, whose size
-    is rounded and whose rest of up to 1 MiB is not always split off.
+    is rounded and whose rest of up to 1 MiB is not always split off. On the CPU a block is as large as what was asked
+    for.
     """
 
-    label: str
     peak_bytes: int
     left_bytes: int
     allocated_bytes: int
+    label: str = ""
 
 
 class Watch:
@@ -59,7 +60,7 @@ class Watch:
                 now += event
                 worst = max(worst, now)
             else:
-                found.append(Interval(event, worst, now, worst))
+                found.append(Interval(worst, now, worst, event))
                 worst = now
         return found
 
@@ -79,7 +80,7 @@ class _AcceleratorWatch(Watch):
         self._device.synchronize()
         now, before = self._device.memory(), self._before
         peak, left = now.peak_requested - before.requested, now.requested - before.requested
-        self._found.append(Interval(label, peak, left, now.peak_allocated - before.allocated))
+        self._found.append(Interval(peak, left, now.peak_allocated - before.allocated, label))
         self._device.reset_peaks()
 
     def stop(self, label: str = "") -> list[Interval]:

@@ -14,19 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _compat
 from ..capture.dataflow import tensors
-from ..device import of, storage_bytes
+from ..device import Interval, of, storage_bytes
 from ..generators import Generators, noted
-
-
-class Peak(NamedTuple):
-    """The most bytes that were asked for above the start, how many were left in the end, and the most in whole blocks.
-
-    On the CPU a block is as large as what was asked for.
-    """
-
-    peak_bytes: int
-    left_bytes: int
-    allocated_bytes: int
 
 
 class Outcome(NamedTuple):
@@ -51,14 +40,14 @@ class Window:
         """From now on."""
         self._watch.start()
 
-    def close(self) -> Peak:
+    def close(self) -> Interval:
         """Until now: the peak and what is left, in bytes above the beginning."""
         found = self._watch.stop()
         most = max(part.allocated_bytes for part in found)
-        return Peak(max(part.peak_bytes for part in found), found[-1].left_bytes, most)
+        return Interval(max(part.peak_bytes for part in found), found[-1].left_bytes, most)
 
 
-def peak_memory(run: Callable[[], object], device: str | torch.device = "cpu") -> Peak:
+def peak_memory(run: Callable[[], object], device: str | torch.device = "cpu") -> Interval:
     """Run once and measure its peak on a device, in bytes above what was allocated before."""
     gc.collect()
     window = Window(device)
@@ -160,11 +149,11 @@ class Lifetimes(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._start = self._peak = self._bytes()
         self.__enter__()  # type: ignore[no-untyped-call]
 
-    def close(self) -> Peak:
+    def close(self) -> Interval:
         """Until now: the peak and what is left, in bytes above the beginning."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         most = self._peak - self._start
-        return Peak(most, self._bytes() - self._start, most)
+        return Interval(most, self._bytes() - self._start, most)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
