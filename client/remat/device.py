@@ -26,10 +26,10 @@ class Interval(NamedTuple):
     for.
     """
 
+    label: str
     peak_bytes: int
     left_bytes: int
     allocated_bytes: int
-    label: str = ""
 
 
 class Watch:
@@ -60,7 +60,7 @@ class Watch:
                 now += event
                 worst = max(worst, now)
             else:
-                found.append(Interval(worst, now, worst, event))
+                found.append(Interval(event, worst, now, worst))
                 worst = now
         return found
 
@@ -80,7 +80,7 @@ class _AcceleratorWatch(Watch):
         self._device.synchronize()
         now, before = self._device.memory(), self._before
         peak, left = now.peak_requested - before.requested, now.requested - before.requested
-        self._found.append(Interval(peak, left, now.peak_allocated - before.allocated, label))
+        self._found.append(Interval(label, peak, left, now.peak_allocated - before.allocated))
         self._device.reset_peaks()
 
     def stop(self, label: str = "") -> list[Interval]:

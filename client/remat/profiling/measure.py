@@ -44,7 +44,7 @@ class Window:
         """Until now: the peak and what is left, in bytes above the beginning."""
         found = self._watch.stop()
         most = max(part.allocated_bytes for part in found)
-        return Interval(max(part.peak_bytes for part in found), found[-1].left_bytes, most)
+        return Interval("", max(part.peak_bytes for part in found), found[-1].left_bytes, most)
 
 
 def peak_memory(run: Callable[[], object], device: str | torch.device = "cpu") -> Interval:
@@ -153,7 +153,7 @@ class Lifetimes(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Until now: the peak and what is left, in bytes above the beginning."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         most = self._peak - self._start
-        return Interval(most, self._bytes() - self._start, most)
+        return Interval("", most, self._bytes() - self._start, most)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
