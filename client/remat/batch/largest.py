@@ -23,6 +23,7 @@ from remat_ir import (
     InvalidPlan,
     Plan,
     Problem,
+    Status,
     one_forward_pass_more,
     overhead_of,
     readable,
@@ -515,12 +516,10 @@ def _tried(
 
 
 def _nothing(search: BatchSearch, tried: Try) -> Exception:
+    """Why not even the smallest batch trains; that no plan fits there is raised."""
     message = f"no batch trains within the budget: at a batch of {tried.batch}, {tried.why}"
-    if search.last is not None and search.last.plan is None:
-        try:
-            plan_or_raise(search.last)
-        except NothingFound as error:
-            return type(error)(message, search.last)
-        except Exception as error:  # noqa: BLE001 – whatever it raises is what the caller raises
-            return error
-    return torch.OutOfMemoryError(message) if search.last is None else NothingFound(message, search.last)
+    if search.last is None:
+        return torch.OutOfMemoryError(message)
+    if search.last.status is Status.INFEASIBLE:
+        plan_or_raise(search.last)
+    return NothingFound(message, search.last)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,11 @@ from torch import fx
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..capture.operations import Operations
-from ..device import of, storage_bytes
+from ..device import storage_bytes
 from ..errors import CaptureError
 from ..planning.profiles import Profile, ProfileTable
-from .timing import elements, rounded
+from .measure import seconds
+from .timing import elements, operands, rounded
 
 
 class Hop(NamedTuple):
@@ -73,7 +75,7 @@ def order(nodes: Sequence[fx.Node]) -> str:
     text = []
     for node in nodes:
         group = _compat.process_group(node)
-        shapes = [[list(t.shape), str(t.dtype)] for t in (*_read(node), *tensors(node.meta.get("val")))]
+        shapes = [[list(t.shape), str(t.dtype)] for t in operands(node)]
         named = zip(_compat.parameter_names(node.target), node.args, strict=False)  # type: ignore[arg-type]
         how = [str(a) for name, a in named if isinstance(a, (int, str)) and name not in _compat.GROUP_NAMES]
         text.append([str(node.target), shapes, how, number.setdefault(group, len(number)), _ranks(group)])
@@ -105,13 +107,8 @@ def hop_signatures(group: dist.ProcessGroup, device: torch.device) -> dict[int, 
 
 
 def _timed(group: dist.ProcessGroup, device: torch.device, size: int) -> int:
-    tensor, took = torch.zeros(size, device=device), []
-    for _ in range(SAMPLES + 1):
-        of(device).synchronize()
-        began = time.perf_counter_ns()
-        dist.all_reduce(tensor, group=group)
-        of(device).synchronize()
-        took.append(time.perf_counter_ns() - began)
+    run = partial(dist.all_reduce, torch.zeros(size, device=device), group=group)
+    took = [seconds(run, device, time.perf_counter_ns) for _ in range(SAMPLES + 1)]
     return rounded(min(took[1:]))
 
 

@@ -123,7 +123,7 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 def seconds(
     run: Callable[[], object], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """How long one run takes."""
+    """How long one run takes, by a clock of seconds or of another unit."""
     there = of(device)
     there.synchronize()
     start = clock()

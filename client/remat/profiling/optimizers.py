@@ -278,10 +278,15 @@ def _small(parameter: torch.Tensor, most: int) -> torch.Tensor:
     while math.prod(shape) > most and max(shape) > 1:
         longest = shape.index(max(shape))
         shape[longest] = (shape[longest] + 1) // 2
-    fake = isinstance(parameter, _compat.FakeTensor) or parameter.device.type == "meta"
-    made = torch.randn(shape, device="cpu" if fake else parameter.device).to(parameter.dtype)
+    made = drawn(parameter, shape)
     made.requires_grad_().grad = torch.randn_like(made)
     return made
+
+
+def drawn(parameter: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Random numbers in another shape where a parameter lies; on the CPU for one without numbers."""
+    fake = isinstance(parameter, _compat.FakeTensor) or parameter.device.type == "meta"
+    return torch.randn(shape, device="cpu" if fake else parameter.device).to(parameter.dtype)
 
 
 def _bytes_of_state(state: Any) -> int:

@@ -30,7 +30,7 @@ from .._compat.gradients import (
     will_accumulate,
 )
 from ..profiling.fixed import here
-from ..profiling.optimizers import dry_twin, inner, run_step, takes_closure, update_memory
+from ..profiling.optimizers import drawn, dry_twin, inner, run_step, takes_closure, update_memory
 
 log = logging.getLogger("remat")
 
@@ -322,7 +322,7 @@ def _refuse_coupled(optimizer: Any) -> None:
     found: list[list[torch.Tensor]] = []
     try:
         with generators.Own(), torch.no_grad():
-            seeds = [_small_like(here(p)) for p in trained]
+            seeds = [drawn(p, [min(size, 6) for size in p.shape]) for p in map(here, trained)]
             for together in (True, False):
                 copies = {id(p): s.clone().requires_grad_() for p, s in zip(trained, seeds, strict=True)}
                 twin = dry_twin(optimizer, copies, {})
@@ -358,12 +358,6 @@ def _refuse_coupled(optimizer: Any) -> None:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
-
-
-def _small_like(parameter: torch.Tensor) -> torch.Tensor:
-    fake = isinstance(parameter, _compat.FakeTensor) or parameter.device.type == "meta"
-    shape = [min(size, 6) for size in parameter.shape]
-    return torch.randn(shape, device="cpu" if fake else parameter.device).to(parameter.dtype)
 
 
 Second: TypeAlias = Generator[None, None, Sequence[torch.Tensor | None]]

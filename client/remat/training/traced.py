@@ -214,9 +214,8 @@ class TrainingBackend(Backend):
         Raises:
             CaptureError, PlanningError: there is none.
         """
-        alike = [each for other in self.graphs if other.frame == graph.frame for each in other.made.values()]
         model = self._models
-        known = [each.known() for each in alike if isinstance(each, Trained)]
+        known = [each.known() for each in graph.of_this_frame() if isinstance(each, Trained)]
         planned = self._make_plan(model, traced, known)
         stay = 0 if self._job is None else self._job.gradients(model, True)
         self._settled = (self._settled or not self.trained) and planned.step.fixed.get("gradients", 0) >= stay
