@@ -28,8 +28,7 @@ from ..planning.profiles import Profile, ProfileTable
 from .collectives import collective_costs, no_collectives
 from .inputs import DEPTHS, arguments
 from .measure import Window
-from .roofline import outliers
-from .timing import VERSION, elements, fitted_cost, rounded, same_kernels, times
+from .timing import VERSION, elements, fitted_cost, outliers, rounded, same_kernels, times
 
 log = logging.getLogger("remat")
 

@@ -20,8 +20,7 @@ from ..device import NAMED
 from ..planning.profiles import Profile, ProfileTable
 from ..profiling.collectives import modelled_collective
 from ..profiling.profile import Profiled, signature
-from ..profiling.roofline import bytes_of, operands, operations_of
-from ..profiling.timing import rounded
+from ..profiling.timing import bytes_of, operands, operations_of, rounded
 from .devices import Target
 
 _MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "dot", "mv"))
