@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,15 +93,19 @@ def trim(folder: Path, most_bytes: int = MOST_BYTES) -> int:
         return 0
     found: list[tuple[float, int, str]] = []
     deleted = 0
-    for entry in _files(folder):
-        with suppress(OSError):
-            about = entry.stat(follow_symlinks=False)
-            age = now - about.st_mtime
-            if age > (ABANDONED_S if entry.name.startswith(_TEMPORARY) else UNUSED_S):
-                os.unlink(entry.path)
-                deleted += 1
-            elif entry.name != _MARK:
-                found.append((about.st_mtime, -(-max(1, about.st_size) // BLOCK) * BLOCK, entry.path))
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(inside, name)
+            with suppress(OSError):
+                about = os.lstat(path)
+                age = now - about.st_mtime
+                if not stat.S_ISREG(about.st_mode):
+                    continue
+                if age > (ABANDONED_S if name.startswith(_TEMPORARY) else UNUSED_S):
+                    os.unlink(path)
+                    deleted += 1
+                elif name != _MARK:
+                    found.append((about.st_mtime, -(-max(1, about.st_size) // BLOCK) * BLOCK, path))
     total = sum(size for _, size, _ in found)
     left = total if total <= most_bytes else most_bytes * 3 // 4
     for _, size, path in sorted(found):
@@ -112,13 +116,3 @@ def trim(folder: Path, most_bytes: int = MOST_BYTES) -> int:
             deleted += 1
         total -= size
     return deleted
-
-
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All files under a folder, without following links."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                yield entry
