@@ -46,6 +46,7 @@ from remat_ir import (
 )
 
 from ..planning.budget import budget_bytes
+from ..planning.plot import figure_of
 from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve, resident, rests_on_claim
 from . import options
 from .app import app, check_writable, read_plan_file, read_subject
@@ -325,16 +326,8 @@ def check_picture(path: Path | None) -> None:
 
 
 def _figure() -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidData(
-            "pictures need matplotlib; run pip install '.[plot]' in a clone of remat, or leave --png out"
-        ) from None
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    figure, (axes,) = figure_of(1, 4.5, ", or leave --png out")
+    return figure, axes
 
 
 def _save(figure: Any, axes: Any, path: Path) -> None:

@@ -33,17 +33,19 @@ def runs(subject: Subject, plan: AnyPlan) -> list[Run]:
     return found
 
 
-def figure_of(panels: int) -> tuple[Any, list[Any]]:
-    """A matplotlib figure with panels below each other, and their axes.
+def figure_of(panels: int, height: float = 3.6, otherwise: str = "") -> tuple[Any, list[Any]]:
+    """A matplotlib figure with panels below each other, so many inches high each, and their axes.
 
     Raises:
-        InvalidData: matplotlib is not installed.
+        InvalidData: matplotlib is not installed; the message ends in what to do `otherwise`.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidData("pictures need matplotlib; run pip install '.[plot]' in a clone of remat") from None
-    figure = Figure(figsize=(9, 3.6 * panels), layout="constrained")
+        raise InvalidData(
+            f"pictures need matplotlib; run pip install '.[plot]' in a clone of remat{otherwise}"
+        ) from None
+    figure = Figure(figsize=(9, height * panels), layout="constrained")
     return figure, list(figure.subplots(panels, squeeze=False)[:, 0])
 
 
