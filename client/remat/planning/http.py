@@ -429,10 +429,6 @@ class Http:
     def __repr__(self) -> str:
         return f"Http({self.base_url!r})"
 
-    def close(self) -> None:
-        """Close the connections."""
-        _close(self._clients)
-
     def call(self, method: str, path: str, **given: Any) -> Reply:
         """One logical call: see `AsyncHttp.call`; an interrupt ends it.
 

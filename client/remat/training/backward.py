@@ -326,7 +326,7 @@ def _refuse_coupled(optimizer: Any) -> None:
             for together in (True, False):
                 copies = {id(p): s.clone().requires_grad_() for p, s in zip(trained, seeds, strict=True)}
                 twin = dry_twin(optimizer, copies, {})
-                groups = twin.param_groups
+                groups, seed_of = twin.param_groups, {id(c): s for c, s in zip(copies.values(), seeds, strict=True)}
                 for step in range(3):
                     for p, s in zip(copies.values(), seeds, strict=True):
                         p.grad = (s * (step + 1)).sin() if together else None
@@ -338,11 +338,10 @@ def _refuse_coupled(optimizer: Any) -> None:
                                 f"a step of {name} changes the settings of its groups, for all parameters"
                             )
                         continue
-                    for number, group in enumerate(groups):
+                    for group in groups:
                         for p in reversed(group["params"]):
-                            place = next(i for i, c in enumerate(copies.values()) if c is p)
-                            p.grad = (seeds[place] * (step + 1)).sin()
-                            twin.param_groups = [{**groups[number], "params": [p]}]
+                            p.grad = (seed_of[id(p)] * (step + 1)).sin()
+                            twin.param_groups = [{**group, "params": [p]}]
                             run_step(twin)
                             p.grad = None
                 found.append([p.detach() for p in copies.values()])
