@@ -129,50 +129,44 @@ def quick_look(problem: Problem) -> Answer:
     return greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
 
 
+@dataclass(eq=False, repr=False)
 class BatchSearch:
     """What is known of a module's step by batch: graphs captured, plans found, and what a real step needed beyond.
 
-    Args:
+    Attributes:
         asking: how each plan is asked for.
         job: what is there next to each step.
-
-    Attributes:
         unit: only its multiples are tried.
         steps: what was captured, by batch.
+        unseen: bytes a sample that a real step needed beyond the prediction: a loss outside of the module, for one.
+        kept: bytes that libraries allocate for good, whatever the batch: a workspace in each thread that uses them.
+        allowed: what others and the allocator's segments left of a budget for tensors, at the batch planned last.
+        full: whether the device ran out of memory at some batch.
         solves: how many times the planner was asked.
         last: its last answer about a real step.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        make_batch: Callable[[int], Any],
-        budget: Budget,
-        max_overhead: float | None,
-        planner: CoordinatedPlanner,
-        asking: SolveOptions,
-        job: Job,
-        loss: Callable[[Any], torch.Tensor] | None,
-        multiple_of: int,
-        precision: float,
-    ) -> None:
-        self.model, self.make_batch, self.max_overhead = model, make_batch, max_overhead
-        self.budget = read_budget(budget)
-        self.planner, self.asking, self.unit = planner, asking, multiple_of
-        self.job, self.loss, self.precision = job, loss, precision
-        self.device = of(next((p.device for p in model.parameters()), torch.device("cpu")))
-        self.steps: dict[int, TrainingStep] = {}
-        self.plans: list[Plan] = []
-        self.unseen = 0.0
-        """Bytes a sample that a real step needed beyond the prediction: a loss outside of the module, for one."""
-        self.kept = 0
-        """Bytes that libraries allocate for good, whatever the batch: a workspace in each thread that uses them."""
-        self.allowed: int | None = None
-        """What others and the allocator's segments left of a budget for tensors, at the batch that was planned last."""
-        self.full = False
-        """Whether the device ran out of memory at some batch."""
-        self.solves = 0
-        self.last: Answer | None = None
+    model: nn.Module
+    make_batch: Callable[[int], Any]
+    budget: Budget
+    max_overhead: float | None
+    planner: CoordinatedPlanner
+    asking: SolveOptions
+    job: Job
+    loss: Callable[[Any], torch.Tensor] | None
+    unit: int
+    precision: float
+    steps: dict[int, TrainingStep] = field(default_factory=dict)
+    plans: list[Plan] = field(default_factory=list)
+    unseen: float = 0.0
+    kept: int = 0
+    allowed: int | None = None
+    full: bool = False
+    solves: int = 0
+    last: Answer | None = None
+
+    def __post_init__(self) -> None:
+        self.device = of(next((p.device for p in self.model.parameters()), torch.device("cpu")))
 
     def profile_two(self) -> None:
         """Two sizes, neither of which is 1: a batch of one has strides of its own."""
@@ -434,6 +428,7 @@ def max_batch(
         InvalidData: arguments that cannot be meant, such as a budget that is a share of what the batch needs.
     """
     asking = solve_options(max_batch, StepFields, options, fields, default=EACH)
+    budget = read_budget(budget)
     _check(budget, max_overhead, multiple_of, limit, precision, most_tries)
     check_functional(asking.functional_ops)
     if asking.link is not None:
@@ -467,7 +462,7 @@ def max_batch(
 def _check(
     budget: Budget, max_overhead: float | None, multiple_of: int, limit: int, precision: float, most_tries: int
 ) -> None:
-    if isinstance(read_budget(budget), Fraction):
+    if isinstance(budget, Fraction):
         raise InvalidData("a share of what a batch needs grows with the batch: give bytes or remat.ActivationBytes")
     if max_overhead is not None and not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
