@@ -131,6 +131,7 @@ class TrainingStep:
         return function
 
 
+@dataclass(eq=False, repr=False)
 class StepFunction:
     """A step by a plan: the forward pass when it is called, the backward pass when autograd comes to it.
 
@@ -147,25 +148,20 @@ class StepFunction:
             shard, whose version counter a write to the DTensor leaves as it is.
     """
 
+    _compiled: Callable[[], Callable[..., Any]]
+    names: Sequence[str]
+    _release: Release | Delivery | None
+    _updated: Mapping[int, int]
+    _halves: Halves | None
+    _step: Operations
     reread: tuple[int, ...] = ()
     unseen: tuple[int, ...] = ()
+    _forward: Callable[..., Any] | None = None
+    _backward: Callable[[list[Any]], Any] | None = None
+    _around: Around | None = None
 
-    def __init__(
-        self,
-        compiled: Callable[[], Callable[..., Any]],
-        names: Sequence[str],
-        release: Release | Delivery | None,
-        updated: Mapping[int, int],
-        halves: Halves | None,
-        step: Operations,
-    ) -> None:
-        self.names, self._release, self._updated = names, release, updated
-        self._halves, self._step = halves, step
+    def __post_init__(self) -> None:
         self._sum: Callable[[torch.Tensor], int] = _checksum if settings().check_writes else lambda _: 0
-        self._compiled = compiled
-        self._forward: Callable[..., Any] | None = None
-        self._backward: Callable[[list[Any]], Any] | None = None
-        self._around: Around | None = None
 
     def compile(self) -> Callable[..., Any]:
         """The forward pass, compiled now if it has not been."""
