@@ -60,16 +60,6 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         return await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """What a look into the store has found for a net problem; `absent`: its graph is not there."""
-
-    net: Problem
-    keys: Keys
-    known: Stored
-    absent: bool
-
-
 class Taken(NamedTuple):
     """A request that was taken in.
 
@@ -167,11 +157,10 @@ class Submission:
         known = Stored(net)
         if not ask.force:
             known = await context.cache.known(self.caller, keys, net, snapshot, within_s, near)
-        looked = _Looked(net, keys, known, packed is None)
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
-            return await self._answer_from_store(looked)
+            return await self._answer_from_store(keys, known)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
-        return await self._queue(looked, start_plan_id)
+        return await self._queue(keys, known, start_plan_id, absent=packed is None)
 
     async def _mend_graph(self, keys: Keys, packed: bytes) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
@@ -230,9 +219,8 @@ class Submission:
         self.context.metrics.cache.labels("hit").inc()
         return str(row["id"])
 
-    async def _answer_from_store(self, looked: _Looked) -> Taken:
-        context, keys, net, known = self.context, looked.keys, looked.net, looked.known
-        result = known.source
+    async def _answer_from_store(self, keys: Keys, known: Stored) -> Taken:
+        context, budget, result = self.context, known.problem.budget_bytes, known.source
         answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
         proof, proof_id = known.certificate(answer.restricted_to)
         row = self._row(keys.graph, keys.digest, keys.method)
@@ -246,59 +234,56 @@ class Submission:
         }
         at_hand = proof is None or proof_id is not None
         if result == "hit" and known.effort is not None and not known.uses_near and at_hand:
-            text = await self._answer_from_memory(looked, row)
+            text = await self._answer_from_memory(keys, known, row)
             if text is not None:
                 return Taken(row["id"], text)
         async with context.database.write(brief=True) as connection:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
-                await context.store.put_graph(connection, keys, self.ask.text, net.budget_bytes)
-            row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
+                await context.store.put_graph(connection, keys, self.ask.text, budget)
+            row["plan_id"] = await self._keep_near(connection, keys, known) or row["plan_id"]
             if proof is not None and proof_id is None:
-                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, proof)
+                row["proof_id"] = await context.store.put_proof(connection, keys.graph, budget, proof)
             row = context.seals.sealed("requests", row)
             await connection.execute(_INSERT, row)
             await context.store.touch(connection, keys.graph, row["plan_id"])
-        await self._remember(looked, row)
+        await self._remember(keys, known, row)
         context.metrics.cache.labels(result).inc()
         context.metrics.saved_seconds.labels(self.caller.tenant).inc(row["answer"]["seconds"])
         if known.snapshot is not None:
             context.metrics.saved_bytes.labels(self.caller.tenant).inc(known.snapshot.saved_bytes)
         return Taken(row["id"])
 
-    async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
+    async def _answer_from_memory(self, keys: Keys, known: Stored, row: dict[str, Any]) -> bytes | None:
         """The answer as it will be given to the same body again, its row written a moment later; None: the long way."""
-        held, cache = await self._remember(looked, row), self.context.response_cache
+        held, cache = await self._remember(keys, known, row), self.context.response_cache
         if held is None or (self.retry is not None and await cache.came_before(self.caller, self.retry)):
             return None
         self.context.metrics.cache.labels("hit").inc()
         return await cache.give(self.caller, held, self.retry)
 
-    async def _remember(self, looked: _Looked, row: dict[str, Any]) -> CachedResponse | None:
-        context, known = self.context, looked.known
+    async def _remember(self, keys: Keys, known: Stored, row: dict[str, Any]) -> CachedResponse | None:
+        context = self.context
         if not self.ask.body or row["cache"] != "hit" or known.partial:
             return None
         plan, text = known.plan, None
         if plan is not None:
-            text = await context.verifier.text(looked.keys.graph, looked.net, plan.data, plan.claimed)
-        return context.response_cache.put(self.caller, self.ask.body, looked.keys, row, known, text)
+            text = await context.verifier.text(keys.graph, known.problem, plan.data, plan.claimed)
+        return context.response_cache.put(self.caller, self.ask.body, keys, row, known, text)
 
-    async def _keep_near(self, connection: AsyncConnection, looked: _Looked) -> str | None:
+    async def _keep_near(self, connection: AsyncConnection, keys: Keys, known: Stored) -> str | None:
         """Store what was carried over from a graph with other costs, and was checked for this one; the plan's id."""
-        context, keys, known = self.context, looked.keys, looked.known
+        store, claim, budget = self.context.store, known.claim, known.problem.budget_bytes
         if not known.carried:
             return None
         if known.proof is not None:
-            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, known.proof)
-        elif known.claim is not None:
-            claim = known.claim
-            await context.store.raise_bound(
-                connection, keys.graph, looked.net.budget_bytes, claim.bound_ns, claim.source or self.ask.method
-            )
+            await store.put_proof(connection, keys.graph, budget, known.proof)
+        elif claim is not None:
+            await store.raise_bound(connection, keys.graph, budget, claim.bound_ns, claim.source or self.ask.method)
         if known.least_bytes is not None:
-            await context.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
+            await store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
         if known.near is None or not known.uses_near:
             return None
-        return await context.store.put_plan(connection, keys.graph, keys.method, "near", *known.near)
+        return await store.put_plan(connection, keys.graph, keys.method, "near", *known.near)
 
     async def _join_flight(self, keys: Keys) -> str | None:
         """Join the solve under way; None where it has just ended, so that what it found is in the store."""
@@ -313,8 +298,9 @@ class Submission:
         context.notifier.notify(solve_id)
         return str(row["id"])
 
-    async def _queue(self, looked: _Looked, start_plan_id: str | None) -> Taken:
-        context, keys = self.context, looked.keys
+    async def _queue(self, keys: Keys, known: Stored, start_plan_id: str | None, absent: bool) -> Taken:
+        """Put a solve into the queue; `absent`: its graph is not in the store."""
+        context = self.context
         if context.stopping:
             raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=COME_BACK_S)
         row = self._row(keys.graph, keys.digest, keys.method)
@@ -327,14 +313,13 @@ class Submission:
                 if solve_id is None:
                     raise
             else:
-                budget = looked.net.budget_bytes
-                await context.store.put_graph(connection, keys, self.ask.text, budget, looked.absent)
-                near_id = await self._keep_near(connection, looked)
-                told = await self._new_solve(connection, looked, start_plan_id, near_id)
+                await context.store.put_graph(connection, keys, self.ask.text, known.problem.budget_bytes, absent)
+                near_id = await self._keep_near(connection, keys, known)
+                told = await self._new_solve(connection, keys, known, start_plan_id, near_id)
                 solve_id = await self._join(connection, keys) if told is None else told["id"]  # another came first
             if solve_id is None:
                 raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
-            cache = "joined" if told is None else "near" if looked.known.carried else "miss"
+            cache = "joined" if told is None else "near" if known.carried else "miss"
             row |= {"solve_id": solve_id, "cache": cache}
             await connection.execute(_INSERT, row)
         self._wait(row)
@@ -359,16 +344,16 @@ class Submission:
         return str(row.id)
 
     async def _new_solve(
-        self, connection: AsyncConnection, looked: _Looked, start_plan_id: str | None, near_id: str | None
+        self, connection: AsyncConnection, keys: Keys, known: Stored, start_plan_id: str | None, near_id: str | None
     ) -> dict[str, Any] | None:
         """A row in the queue; the best plan that is stored is its first incumbent, which counts if its time ends.
 
         What the solve tells so far; None where another one of the same flight came first.
         """
-        ask, keys, known = self.ask, looked.keys, looked.known
+        ask, net = self.ask, known.problem
         plan_id = near_id or (None if known.plan is None else known.plan.id)
         best = None if plan_id is None else known.known.verdict
-        total_ns = looked.net.subject.total_cost_ns
+        total_ns = net.subject.total_cost_ns
         told = {
             "id": self.context.clock.new_id(),
             "plan_id": plan_id,
@@ -382,7 +367,7 @@ class Submission:
             "tenant_id": self.caller.tenant_id,
             "flight_key": keys.flight,
             "graph_key": keys.graph,
-            "budget_bytes": looked.net.budget_bytes,
+            "budget_bytes": net.budget_bytes,
             "fixed_bytes": ask.problem.subject.fixed_bytes,
             "method": ask.method,
             "method_key": keys.method,
