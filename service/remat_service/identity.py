@@ -128,13 +128,6 @@ def certifies(method_key: str) -> bool:
     return not method_key.endswith(_CLAIMS)
 
 
-def net_of(problem: Problem) -> Problem | None:
-    """The problem with its fixed bytes taken off subject and budget; None where the budget does not even cover them."""
-    subject = problem.subject
-    budget = problem.budget_bytes - subject.fixed_bytes
-    return None if budget < 0 else Problem(with_fixed(subject, 0), budget)
-
-
 def gross_of(net: Problem, fixed_bytes: int) -> Problem:
     """A net problem with its fixed bytes put back."""
     if not fixed_bytes:

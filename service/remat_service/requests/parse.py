@@ -28,7 +28,7 @@ from remat_ir.read import length, length_of_rows, parse, refused_constant
 from remat_solver import METHODS, runner_of
 
 from ..errors import BadRequest, Invalid, ServiceError, TooLarge
-from ..identity import net_of, size_of, with_fixed
+from ..identity import size_of, with_fixed
 from ..memory import Lru
 from ..settings import Settings
 from .columns import separate
@@ -110,14 +110,7 @@ class Ask:
 
     Attributes:
         problem: as sent, fixed bytes included.
-        time_limit_s: seconds of solving, not counting the queue.
-        max_gap: stop once (cost − bound) / cost is no more than this.
-        priority: −100 … 100; of the tenant's own solves, higher goes first.
-        queue_limit_s: seconds to wait in the queue before giving up; None waits for ever.
-        start: id of an ended solve whose plan to start from.
-        force: solve anew even where the store has an answer.
-        certify: whether a bound counts only with a certificate, where there are any.
-        name: what it is called in lists.
+        method, …, name: as `LIMITS` says of each; without a queue limit the request waits for ever.
         body: SHA-256 of the body that it was read from; empty where it was made otherwise.
         written: its subject without fixed bytes, written down for its digests; None where that was not done yet.
     """
@@ -139,10 +132,8 @@ class Ask:
     @cached_property
     def net(self) -> Problem | None:
         """The problem without its fixed bytes; None where the budget does not even cover them."""
-        if self.written is None:
-            return net_of(self.problem)
         budget = self.problem.budget_bytes - self.problem.subject.fixed_bytes
-        return None if budget < 0 else Problem(self.written.subject, budget)
+        return None if budget < 0 else Problem(self.text.subject, budget)
 
     @cached_property
     def text(self) -> Written:
@@ -387,7 +378,7 @@ class KnownSubjects:
 def _read_and_write(data: object, settings: Settings) -> Ask:
     """The request, its subject written down: here, off the event loop where the body is large."""
     ask = read_ask(data, settings)
-    return ask if ask.net is None else replace(ask, written=Written(ask.net.subject))
+    return ask if ask.net is None else replace(ask, written=ask.text)
 
 
 def _read_known(
