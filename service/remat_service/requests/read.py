@@ -84,24 +84,16 @@ async def answer(
         NotFound: there is no such request of this tenant's.
         Gone: the answer's plan has been evicted, or was damaged.
     """
-    looked = False
-    with context.notifier.subscribe(request_id) as changes:
-        while True:
-            changes.reset()
-            body = None if waits and not looked else await ended_body(context, caller, request_id)
-            left = until - context.clock.monotonic()
-            if body is None and (not looked or left <= 0 or context.leaving):
-                row, looked = await find_request(context, caller, request_id), True
-                if row.ended:  # since the look before, or its row was on its way
-                    body = await ended_body(context, caller, request_id)
-                    if body is None:
-                        raise Gone("this answer's plan or certificate is no longer stored; POST the problem again")
-                elif left <= 0 or context.leaving:
-                    return head_of(listed_answer(context, row)), False
-            if body is not None:
-                context.notifier.notify_here(request_id)
-                return body, True
-            await changes.wait(left)
+    body = None if waits else await ended_body(context, caller, request_id)
+    if body is None:
+        row = await wait(context, caller, request_id, until)
+        if not row.ended:
+            return head_of(listed_answer(context, row)), False
+        body = await ended_body(context, caller, request_id)
+        if body is None:
+            raise Gone("this answer's plan or certificate is no longer stored; POST the problem again")
+    context.notifier.notify_here(request_id)
+    return body, True
 
 
 async def ended_body(context: Context, caller: Caller, request_id: str) -> bytes | None:
