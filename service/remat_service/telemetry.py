@@ -143,13 +143,8 @@ def set_up_logs(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "alembic"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
     for name in ("alembic", "procrastinate"):
         logging.getLogger(name).setLevel("WARNING")
-    logging.getLogger("uvicorn.access").disabled = True
 
 
 def traceparent() -> str | None:

@@ -155,6 +155,7 @@ def serve(settings: Settings) -> None:
     config = uvicorn.Config(
         app,
         log_config=None,
+        access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         server_header=False,
