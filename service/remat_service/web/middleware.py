@@ -111,12 +111,8 @@ def problem_response(error: Exception) -> Response:
     """The response to an error, a problem object; nothing of the service's insides is in it."""
     kind = kind_of(error)
     data: dict[str, Any] = {"type": f"urn:remat:problem:{kind.slug}", "title": kind.title, "status": kind.status}
-    if isinstance(error, ServiceError):
-        data["detail"] = error.detail
-    elif isinstance(error, (InvalidData, InvalidPlan)):
-        data["detail"] = str(error)
-    else:
-        data["detail"] = "The service failed; its log has the story under this request's id."
+    foreseen = isinstance(error, (ServiceError, InvalidData, InvalidPlan))
+    data["detail"] = str(error) if foreseen else "The service failed; its log has the story under this request's id."
     pointer = error.pointer if isinstance(error, (ServiceError, InvalidData)) else None
     if pointer is not None:
         data["pointer"] = pointer
