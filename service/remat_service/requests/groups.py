@@ -9,7 +9,6 @@ same end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,8 +29,8 @@ from remat_ir import (
     Subject,
     plain_peak,
 )
-from remat_ir.document import Array, Column, Document, Integer, Member, Nested, Number
-from remat_ir.read import kind
+from remat_ir.document import AnyObject, Array, Column, Document, Integer, Member, Nested, Number
+from remat_ir.read import array
 from remat_solver import BatchSearch, least_need
 
 from ..context import Context
@@ -96,7 +95,7 @@ class Group:
     about: dict[str, Any]
 
 
-def read_sweep(data: object, settings: Settings) -> Group:
+def read_sweep(data: Any, settings: Settings) -> Group:
     """Read `POST /v1/sweeps`: a subject and either `budgets_bytes` or a number of `points` for the whole curve.
 
     The curve runs from the least budget that is proved necessary to the plain peak.
@@ -104,8 +103,7 @@ def read_sweep(data: object, settings: Settings) -> Group:
     Raises:
         InvalidData, TooLarge, Invalid: as for a single solve.
     """
-    if not isinstance(data, Mapping):
-        raise InvalidData(f"request must be an object, not {kind(data)}")
+    data = AnyObject().read(data, "request", "")
     named = [key for key in SUBJECTS if key in data]
     if len(named) != 1:
         raise InvalidData(f"request must have one of {', '.join(SUBJECTS)}, not {len(named)} of them")
@@ -120,20 +118,10 @@ def read_sweep(data: object, settings: Settings) -> Group:
         budgets = curve(subject, found["points"])
     else:
         budgets = list(found["budgets_bytes"])
-        _few(budgets, "budgets_bytes", most)
+        array(budgets, "budgets_bytes", "/budgets_bytes", most)
     limits = read_limits(found, settings)
     asks = tuple(Ask(problem=Problem(subject, budget), **limits) for budget in budgets)
     return Group(SWEEP, asks, {"budgets_bytes": budgets})
-
-
-def _few(entries: Sequence[int], what: str, most: int) -> None:
-    """Refuse an array with more entries than the service takes.
-
-    Raises:
-        InvalidData: it has more.
-    """
-    if len(entries) > most:
-        raise InvalidData(f"{what} has {len(entries)} entries, more than the {most} allowed", "/" + what)
 
 
 def curve(subject: Subject, points: int) -> list[int]:
@@ -156,8 +144,8 @@ def read_batches(data: object, settings: Settings) -> Group:
     problem = read_problem(found["problem"], settings)
     if not isinstance(problem.subject, Graph):
         raise InvalidData("max-batch scales graphs only", "/problem")
-    _few(found.get("batches") or (), "batches", settings.most_sweep)
-    _few(found.get("batch_values") or (), "batch_values", settings.most_values)
+    array(found.get("batches") or (), "batches", "/batches", settings.most_sweep)
+    array(found.get("batch_values") or (), "batch_values", "/batch_values", settings.most_values)
     about = {key: found.get(key) for key in ("batch_values", "max_overhead")}
     about |= {"batch": found.get("batch", 1), "batch_bytes": found.get("batch_bytes", 0)}
     family = _family(about, problem)
