@@ -117,8 +117,7 @@ def read_sweep(data: Any, settings: Settings) -> Group:
             raise InvalidData(f"points must be at most {most}", "/points")
         budgets = curve(subject, found["points"])
     else:
-        budgets = list(found["budgets_bytes"])
-        array(budgets, "budgets_bytes", "/budgets_bytes", most)
+        budgets = list(array(found["budgets_bytes"], "budgets_bytes", "/budgets_bytes", most))
     limits = read_limits(found, settings)
     asks = tuple(Ask(problem=Problem(subject, budget), **limits) for budget in budgets)
     return Group(SWEEP, asks, {"budgets_bytes": budgets})
