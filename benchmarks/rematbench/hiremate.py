@@ -1,20 +1,23 @@
 """HiRemate's hierarchy (Gusak et al., ICML 2025): partition, solve the parts by integer programs, combine them.
 
 The forward pass is cut into parts of up to MOST_OPS ops, each with the backward ops that belong to it. For a few limits
-on what a part may save between its passes Checkmate's program gives its *options*: what it runs in its forward pass,
-what it saves, what it runs in its backward pass. A second program chooses an option for each of up to MOST_PARTS parts
-and when they run: a forward pass may run by an option, fast without saving anything, or again; a backward pass runs
-once, by the option that was saved for. Its solutions, for a few limits again, are options of the parts together, and so
-on until one program has the whole. Parts that are equal are solved once.
+on its peak and on what it may save between its passes Checkmate's program gives a part's *options*: what it runs in its
+forward pass, what it saves, what it runs in its backward pass. A second program chooses an option for each of up to
+MOST_PARTS parts and when they run: a forward pass may run by an option, fast without saving anything, or again; a
+backward pass runs once, by the option that was saved for. Its solutions, for a few limits again, are options of the
+parts together, and so on until one program has the whole. Parts that are equal are solved once.
 
 What differs from the paper: the forward ops are cut in their order, where few bytes cross, since a plan runs them so;
 a graph does not say which backward op belongs to which forward op, so that one belongs to the part of the last forward
 value that it reads, and no backward op to a later part than the one before it; the program is written anew, with what
-is held while each part runs. At most three levels of limits are tried where the paper has a grid.
+is held while each part runs. The grid of limits has three peaks and four amounts to save, the paper's is finer. A graph
+of one part is Checkmate's program at the budget.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +30,7 @@ from benchmarks.rematbench import Unanswered
 from remat_ir import Graph, InvalidPlan, Plan, Problem, plain_peak, plan_of, replay, verify
 from remat_ir.digest import graph_digest
 from remat_ir.plan import permitted, without_unread
+from remat_solver import least_need
 from remat_solver.array_view import view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
@@ -34,8 +38,10 @@ from remat_solver.formulate.checkmate import checkmate
 from remat_solver.program import Builder, Term
 
 MOST_OPS, MOST_PARTS = 12, 8
-_SAVED = (2 / 3, 1 / 3, 0.0)
+_SAVED = (1.0, 2 / 3, 1 / 3, 0.0)
 """The shares of what a part saves at most that its other options may save."""
+_PEAKS = (1.0, 0.5, 0.2)
+"""The shares of the way from what its largest op needs to its plain peak that its other options may hold."""
 _LEAVES_SHARE, _GROUPS_SHARE = 0.5, 0.25
 """Shares of the time for the programs of the first parts, and of those that combine them, but for the last one."""
 _LEAST_S = 0.1
@@ -54,6 +60,11 @@ class Option(NamedTuple):
     saved_bytes: int
     forward_bytes: int
     backward_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is held at most."""
+        return self.saved_bytes + max(self.forward_bytes, self.backward_bytes)
 
 
 @dataclass
@@ -205,13 +216,17 @@ class Hierarchy:
         Raises:
             Unanswered: the programs have none within the budget, or in the time.
         """
+        if len(parts) == 1:
+            return self._whole(budget_bytes)
         self._solve(parts, _LEAVES_SHARE, self._leaf)
         while len(parts) > MOST_PARTS:
             groups = [parts[i : i + MOST_PARTS] for i in range(0, len(parts), MOST_PARTS)]
             parts = [self._joined(group) for group in groups]
             children = {part.forward: group for part, group in zip(parts, groups, strict=True)}
             self._solve(parts, _GROUPS_SHARE, partial(self._group, children))
-        chosen = self._combined(parts, range(self.graph.values), budget_bytes - self.graph.fixed_bytes, None, None)
+        chosen = self._combined(
+            parts, range(self.graph.values), budget_bytes - self.graph.fixed_bytes, None, self.deadline
+        )
         if chosen is None:
             raise Unanswered("its last program has no solution within the budget, or none in the time")
         order = without_unread(self.graph, tuple(permitted(self.graph, (*chosen[0], *chosen[1]))))
@@ -222,50 +237,81 @@ class Hierarchy:
         backward = tuple(op for part in reversed(group) for op in part.backward)
         return Part(forward, backward, all(part.again for part in group))
 
-    def _solve(self, parts: list[Part], share: float, better: Callable[[Scope, int, float], Option | None]) -> None:
-        """Give each part its options: all saved, and what `better` finds for less."""
+    def _whole(self, budget_bytes: int) -> Plan:
+        """The plan of Checkmate's program for all ops."""
+        program = checkmate(view_of(Problem(self.graph, budget_bytes)))
+        outcome = self._engine.run(program.program, deadline=self.deadline, relative_gap=0.001)
+        if outcome.x is None:
+            raise Unanswered("Checkmate's program has no solution within the budget, or none in the time")
+        return plan_of(self.graph, without_unread(self.graph, program.sequence(outcome.x)))
+
+    def _solve(self, parts: list[Part], share: float, better: Better) -> None:
+        """Give each part its options: all saved, and what `better` finds within less; an earlier one may fit already.
+
+        Where the time ends, the tightest limits of all parts stay untried.
+        """
         scopes = [Scope(self.graph, part) for part in parts]
         keys = [graph_digest(scope.small()) + str(part.again) for scope, part in zip(scopes, parts, strict=True)]
-        each = share * self._seconds / (len(set(keys)) * len(_SAVED))
+        new = {key: scope for key, scope in zip(keys, scopes, strict=True) if key not in self._known}
+        found = {key: [scope.option(scope.part.forward, scope.part.backward)] for key, scope in new.items()}
+        watch = self.deadline.within(share * self._seconds)
+        limits = [(peak, saved) for peak in _PEAKS for saved in _SAVED][1:]
+        each = max(_LEAST_S, share * self._seconds / max(1, len(new) * len(limits)))
+        for (peak_rate, saved_rate), (key, scope) in itertools.product(limits, new.items()):
+            whole, small = found[key][0], scope.small()
+            least = min(whole.peak_bytes, least_need(small)[0])
+            peak = least + int(peak_rate * (whole.peak_bytes - least))
+            saved = min(peak, int(saved_rate * whole.saved_bytes))
+            fits = any(option.peak_bytes <= peak and option.saved_bytes <= saved for option in found[key])
+            if scope.part.backward and not fits and not watch.passed():
+                option = better(scope, peak, saved, watch.within(each))
+                found[key] += [] if option is None or option in found[key] else [option]
+        self._known |= {
+            key: [_numbered(scope, option) for option in _undominated(found[key])] for key, scope in new.items()
+        }
         for scope, part, key in zip(scopes, parts, keys, strict=True):
             small = scope.small(forward_only=True)
             part.fast_bytes = plain_peak(small) if small.ops else 0
-            if key not in self._known:
-                whole = scope.option(part.forward, part.backward)
-                found = [whole]
-                for saved in sorted({int(rate * whole.saved_bytes) for rate in _SAVED}, reverse=True):
-                    if part.backward and saved < found[-1].saved_bytes:
-                        option = better(scope, saved, max(_LEAST_S, each))
-                        found += [] if option is None or option in found else [option]
-                self._known[key] = [_numbered(scope, option) for option in found]
             part.options = [_named(scope, option) for option in self._known[key]]
 
-    def _leaf(self, scope: Scope, saved: int, seconds: float) -> Option | None:
-        """The option that saves so much by Checkmate's program, in its time."""
-        peak = plain_peak(scope.small())
-        room = max(peak, saved)
-        program = checkmate(view_of(Problem(scope.small(room - saved), room)))
-        watch = self.deadline.within(seconds)
+    def _leaf(self, scope: Scope, peak: int, saved: int, watch: Deadline) -> Option | None:
+        """The option within this peak that saves so much, by Checkmate's program."""
+        program = checkmate(view_of(Problem(scope.small(peak - saved), peak)))
         outcome = self._engine.run(program.program, deadline=watch, relative_gap=0.005)
         return None if outcome.x is None else scope.split(program.sequence(outcome.x))
 
     def _group(
-        self, children: dict[tuple[int, ...], list[Part]], scope: Scope, saved: int, seconds: float
+        self, children: dict[tuple[int, ...], list[Part]], scope: Scope, peak: int, saved: int, watch: Deadline
     ) -> Option | None:
         """The same by the program that combines parts."""
-        room = sum(self.graph.value_bytes[v] for v in scope.internal) + max(self.graph.op_workspace_bytes)
-        chosen = self._combined(children[scope.part.forward], scope.internal, room, saved, seconds)
+        chosen = self._combined(children[scope.part.forward], scope.internal, peak, saved, watch)
         return None if chosen is None else scope.option(*chosen)
 
     def _combined(
-        self, parts: list[Part], values: Iterable[int], room: int, saved: int | None, seconds: float | None
+        self, parts: list[Part], values: Iterable[int], most_bytes: int, saved: int | None, watch: Deadline
     ) -> tuple[list[int], list[int]] | None:
         """The ops that run before and after the turn from forward to backward, by the best choice of options."""
         program = Combination(self.graph, parts, values)
-        program.write(room, saved)
-        watch = self.deadline if seconds is None else self.deadline.within(seconds)
+        program.write(most_bytes, saved)
         outcome = self._engine.run(program.builder.program(), deadline=watch, relative_gap=0.001)
         return None if outcome.x is None else program.chosen(outcome.x)
+
+
+Better = Callable[[Scope, int, int, Deadline], Option | None]
+"""An option of a part within a peak and bytes to save, in a time."""
+
+
+def _undominated(options: Sequence[Option]) -> list[Option]:
+    """The options to which no other is equal or better in time, in what it saves and in what it holds."""
+
+    def figures(option: Option) -> tuple[int, ...]:
+        return option.forward_ns + option.backward_ns, *option[4:]
+
+    found: list[Option] = []
+    for option in sorted(options, key=figures):
+        if not any(all(map(operator.le, figures(other), figures(option))) for other in found):
+            found.append(option)
+    return found
 
 
 def _numbered(scope: Scope, option: Option) -> Option:
@@ -352,9 +398,9 @@ class Combination:
             size[bundle] = size.get(bundle, 0) + graph.value_bytes[value]
         return size
 
-    def write(self, room: int, saved: int | None) -> None:
+    def write(self, most_bytes: int, saved: int | None) -> None:
         """The columns and rows; `saved` limits what is there when the first backward pass begins."""
-        unit = float(max(1, room))
+        unit = float(max(1, most_bytes))
         self._columns()
         self._order()
         for stage in range(self.nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,21 @@ def test_the_example_of_named_sizes(service: Service) -> None:
     assert data["batches"] == [1, 2, 3, 4]
     assert data["bound"] is None
     assert data["best_solve"] in {solve["id"] for solve in data["solves"]}
+
+
+@pytest.mark.parametrize("edit", ["json_set(answer, '$.cost_ns', 1)", "'{'"])
+def test_a_damaged_try_of_a_search_says_so(tmp_path: Path, edit: str) -> None:
+    """As a list of solves does: of a try whose answer was edited nothing is told, and the others stand."""
+    body = {"problem": Problem(GRAPH, 100).to_json(), "time_limit_s": 5}
+    with serving(tmp_path, workers=1, seal_key="s" * 32) as own:
+        before = finished(own, own.http.post("/v1/max-batch", json=body))
+        first = before["solves"][0]["id"]
+        with sqlite3.connect(tmp_path / "service.sqlite", timeout=20) as database:
+            database.execute(f"UPDATE requests SET answer = {edit} WHERE id = ?", (first,))
+        after = own.http.get(f"/v1/max-batch/{before['id']}").json()
+    said = after["solves"].pop(0)
+    assert (said["id"], said["status"], said["cost_ns"]) == (first, "failed", None)
+    assert after == before | {"solves": before["solves"][1:]}
 
 
 @pytest.mark.thorough
