@@ -19,16 +19,9 @@ from ..planning.options import SolveOptions
 from ..planning.quick import Better, tell_of_better
 from ..switch import plans_are_off
 from .profile import ProfiledJoin, backward_stages
-from .stages import Action, Schedule, Stage, StageStep, run_by_plan
+from .stages import FORWARD, Schedule, Stage, StageStep, run_by_plan
 
 log = logging.getLogger("remat")
-
-_TRANSFERS = {
-    Verb.OFFLOAD: Action.OFFLOAD,
-    Verb.WAIT: Action.WAIT,
-    Verb.DROP: Action.DROP,
-    Verb.PREFETCH: Action.PREFETCH,
-}
 
 
 class ChainedModule(nn.Module):
@@ -125,19 +118,17 @@ def stage_steps(plan: ChainPlan) -> list[StageStep]:
     for verb, at in plan.steps:
         if verb is Verb.B:
             taped.discard(at)
-            steps.append(StageStep(Action.BACKWARD, at - 1))
+            steps.append(StageStep(verb, at - 1))
             if at > 1 and at - 1 not in taped:
-                steps.append(StageStep(Action.FREE, at - 1))
-        elif verb is Verb.FREE:
-            steps.append(StageStep(Action.FREE, at))
-        elif verb in _TRANSFERS:
-            steps.append(StageStep(_TRANSFERS[verb], at))
-        else:
-            steps.append(StageStep(Action.TAPE if verb is Verb.F_ALL else Action.FORWARD, at - 1))
+                steps.append(StageStep(Verb.FREE, at - 1))
+        elif verb is Verb.F_NONE:
+            steps += StageStep(Verb.F_CK, at - 1), StageStep(Verb.FREE, at - 1)
+        elif verb in FORWARD:
+            steps.append(StageStep(verb, at - 1))
             if verb is Verb.F_ALL:
                 taped.add(at)
-            elif verb is Verb.F_NONE:
-                steps.append(StageStep(Action.FREE, at - 1))
+        else:
+            steps.append(StageStep(verb, at))
     return steps
 
 
@@ -204,12 +195,12 @@ def join_steps(stages: Sequence[Stage], backward: Sequence[int], computes: Itera
     for position, (op, n) in enumerate(order):
         if position not in alive:
             continue
-        do = Action.BACKWARD if op > count else Action.TAPE if position in taped else Action.FORWARD
-        steps.append(StageStep(do, n))
+        verb = Verb.B if op > count else Verb.F_ALL if position in taped else Verb.F_CK
+        steps.append(StageStep(verb, n))
         for source in sources[position]:
             read, (_, maker) = last[source], order[source]
             if read == position and maker != n:
-                steps.append(StageStep(Action.FREE, stages[maker].makes))
+                steps.append(StageStep(Verb.FREE, stages[maker].makes))
     return steps
 
 

@@ -12,11 +12,12 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from remat_ir import Verb
 
 from .._compat import boxed_gradients, parameters_of, storage_key, version_counter
 from .._compat.gradients import gives_all_gradients
@@ -90,23 +91,17 @@ class SharedGradients(SharedParameters):
             torch.autograd.backward((parameter,), (total,))
 
 
-class Action(Enum):
-    """What a step does: with a stage (the first three), or with what is stored at a cut."""
-
-    FORWARD = "forward"
-    TAPE = "forward with a tape"
-    BACKWARD = "backward"
-    FREE = "free"
-    OFFLOAD = "offload"
-    WAIT = "wait"
-    DROP = "drop"
-    PREFETCH = "prefetch"
+FORWARD = (Verb.F_CK, Verb.F_ALL)
+"""Run a stage forward: without a tape, and with one."""
 
 
 class StageStep(NamedTuple):
-    """One step, on a stage or a cut by its number."""
+    """One step of a pass: with a stage (`FORWARD`, B), or with what is stored at a cut (FREE, transfers), both from 0.
 
-    do: Action
+    A forward step frees nothing, and B its own stage's tape alone: all else that goes has a step FREE.
+    """
+
+    verb: Verb
     at: int
 
 
@@ -138,13 +133,13 @@ class Schedule:
         self, stages: Sequence[Stage], steps: Sequence[StageStep], modes: tuple[bool, ...] | None = None
     ) -> None:
         self.stages = tuple(stages)
-        turn = next(i for i, step in enumerate(steps) if step.do is Action.BACKWARD)
+        turn = next(i for i, step in enumerate(steps) if step.verb is Verb.B)
         self.forward, self.backward = tuple(steps[:turn]), tuple(steps[turn:])
-        self.times = Counter(step.at for step in steps if step.do in (Action.FORWARD, Action.TAPE))
-        self.again = frozenset(step.at for step in self.backward if step.do in (Action.FORWARD, Action.TAPE))
+        self.times = Counter(step.at for step in steps if step.verb in FORWARD)
+        self.again = frozenset(step.at for step in self.backward if step.verb in FORWARD)
         self.modes = self.modes_now() if modes is None else modes
         self.lets_go, self.moves = _hooked(self.stages, steps)
-        self.transfers = any(step.do is Action.OFFLOAD for step in steps)
+        self.transfers = any(step.verb is Verb.OFFLOAD for step in steps)
 
     def modes_now(self) -> tuple[bool, ...]:
         """Whether each module is in train mode."""
@@ -177,14 +172,14 @@ def _hooked(stages: Sequence[Stage], steps: Sequence[StageStep]) -> tuple[frozen
     taped: set[int] = set()
     inputs: set[int] = set()
     tapes: set[int] = set()
-    for do, at in steps:
-        if do is Action.TAPE:
+    for verb, at in steps:
+        if verb is Verb.F_ALL:
             taped.add(at)
-        elif do is Action.BACKWARD:
+        elif verb is Verb.B:
             taped.discard(at)
-        elif do in (Action.FREE, Action.DROP) and reader.get(at) in taped:
+        elif verb in (Verb.FREE, Verb.DROP) and reader.get(at) in taped:
             inputs.add(reader[at])
-        if do is Action.OFFLOAD and maker.get(at) in taped:
+        if verb is Verb.OFFLOAD and maker.get(at) in taped:
             tapes.add(maker[at])
     return frozenset(inputs), frozenset(tapes)
 
@@ -214,19 +209,19 @@ class Pass:
         self._shared = SharedGradients([stage.module for stage in schedule.stages])
         self._link: Link | None = link_of(device) if schedule.transfers else None
         self._copies: dict[int, Copies] = {}
-        self._moving: dict[int, tuple[Action, Any, list[torch.UntypedStorage]]] = {}
+        self._moving: dict[int, tuple[Verb, Any, list[torch.UntypedStorage]]] = {}
 
     def run(self, steps: Sequence[StageStep]) -> None:
         """Run steps in order."""
-        for do, at in steps:
-            if do is Action.BACKWARD:
+        for verb, at in steps:
+            if verb is Verb.B:
                 self.backward(at)
-            elif do in (Action.FORWARD, Action.TAPE):
-                self.forward(at, tape=do is Action.TAPE)
-            elif do is Action.FREE:
+            elif verb in FORWARD:
+                self.forward(at, tape=verb is Verb.F_ALL)
+            elif verb is Verb.FREE:
                 self._forget(at)
             else:
-                self._transfer(do, at)
+                self._transfer(verb, at)
 
     def at(self, cut: int) -> torch.Tensor:
         """The activation that is stored at a cut, on the device."""
@@ -322,22 +317,22 @@ class Pass:
         del self.held[cut]
         self._copies.pop(cut, None)
 
-    def _transfer(self, do: Action, cut: int) -> None:
+    def _transfer(self, verb: Verb, cut: int) -> None:
         assert self._link is not None
         held = self.held[cut]
-        if do is Action.OFFLOAD:
+        if verb is Verb.OFFLOAD:
             storages = held.settle()
             self._copies[cut], token = self._link.out(storages)
-            self._moving[cut] = (do, token, [])
-        elif do is Action.PREFETCH:
+            self._moving[cut] = (verb, token, [])
+        elif verb is Verb.PREFETCH:
             storages, token = self._link.back(self._copies[cut])
-            self._moving[cut] = (do, token, storages)
-        elif do is Action.DROP:
+            self._moving[cut] = (verb, token, storages)
+        elif verb is Verb.DROP:
             held.leave()
         else:
             direction, token, storages = self._moving.pop(cut)
             self._link.wait(token)
-            if direction is Action.PREFETCH:
+            if direction is Verb.PREFETCH:
                 held.arrive(storages)
                 del self._copies[cut]
 
