@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,15 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
+
+
+def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with the tensors inside nested tuples, lists and mappings changed, in order."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: changed(item, change) for name, item in value.items()}
+    return type(value)(changed(item, change) for item in value) if type(value) in (tuple, list) else value
 
 
 def value_bytes(node: fx.Node) -> int:
@@ -323,23 +332,25 @@ def _elementwise_bytes(node: fx.Node) -> int:
 
 
 def _reads(kernel: fx.Node, book: _Storages) -> tuple[int, ...]:
-    own = frozenset(book.made.get(kernel, ()))
-    found: set[int] = set()
-    for argument in kernel.all_input_nodes:
-        found.update(book.of.get(argument, ()))
-    return tuple(sorted(found - own))
+    found = {storage for argument in kernel.all_input_nodes for storage in book.of.get(argument, ())}
+    return tuple(sorted(found.difference(book.made.get(kernel, ()))))
 
 
-def ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
-    """Some nodes and all that they are computed from."""
+def reached(roots: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]) -> frozenset[fx.Node]:
+    """Some nodes and all that one comes to from them; `onward` gives those next to a node."""
     seen: set[fx.Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(onward(node))
     return frozenset(seen)
+
+
+def ancestors(roots: Iterable[fx.Node]) -> frozenset[fx.Node]:
+    """Some nodes and all that they are computed from."""
+    return reached(roots, lambda node: node.all_input_nodes)
 
 
 def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

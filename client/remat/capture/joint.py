@@ -8,7 +8,7 @@ are those of the blocks between the third and the last, which are copied from th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import fx
 
 from .. import _compat
 from ..errors import CaptureError
-from .dataflow import results_of, tensors
+from .dataflow import changed, results_of, tensors
 from .refused import advice, first_line, place
 from .repeats import KEPT, Run, metadata, nodes_in, runs, shortened, words
 from .sizes import compute_sizes
@@ -313,7 +313,7 @@ class _Expansion:
             storage = None if owner is node else list(tensors(owner.meta["val"]))[leaf]
             return _compat.fake_like(tensor, storage)
 
-        return _mapped(node.meta.get("val"), made)
+        return changed(node.meta.get("val"), made)
 
     def _follow(self, node: fx.Node) -> None:
         """Let a node that follows on the third block follow on the last that is copied."""
@@ -327,13 +327,7 @@ class _Expansion:
                 return tensor
             return _compat.fake_like(tensor, list(tensors(last[at[holder]].meta["val"]))[leaf])
 
-        node.meta["val"] = _mapped(node.meta.get("val"), made)
-
-
-def _mapped(value: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return made(value)
-    return type(value)(_mapped(item, made) for item in value) if type(value) in (tuple, list) else value
+        node.meta["val"] = changed(node.meta.get("val"), made)
 
 
 def _key(note: object) -> object:

@@ -25,7 +25,7 @@ from ..device import of, storage_bytes
 from ..errors import CaptureError
 from ..planning.coordinator import Coordinator
 from ..profiling.collectives import no_collectives
-from ..profiling.measure import Window
+from ..profiling.measure import Peak, Window
 from ..profiling.timing import rounded
 from .hooks import copied_apart
 from .saved_state import SavedState, attributes_of, saved_state_bytes
@@ -114,11 +114,11 @@ def stage_cost(
         _warn_of_graphs(stage, what)
     with own if own.drew else nullcontext():  # it takes some µs for each operator
         forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
-        sizes = _bytes(runs, inputs[0].device)
+        forward, backward, without_tape = _bytes(runs, inputs[0].device)
         gradients, _ = runs.backward(runs.forward())
     made = storage_bytes(y)
-    tape = max(made, sizes["tape"])
-    taped, untaped = max(0, sizes["forward_peak"] - tape), max(0, sizes["untaped_peak"] - made)
+    tape = max(made, forward.left_bytes)
+    taped, untaped = max(0, forward.peak_bytes - tape), max(0, without_tape.peak_bytes - made)
     # a stage that runs with grad where its tape is not kept makes and drops one; others need no more than that, and no
     # less than next to a tape, but where kernels differ without grad: then the larger counts for both
     untaped = taped + tape - made if needs_grad else max(taped, untaped)
@@ -133,7 +133,7 @@ def stage_cost(
         rounded(backward_ns),
         taped,
         untaped,
-        max(0, sizes["backward_peak"] - sum(into)),
+        max(0, backward.peak_bytes - sum(into)),
         made,
         tape,
         into,
@@ -249,24 +249,19 @@ def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, fl
     return statistics.median(forwards), statistics.median(backwards)
 
 
-def _bytes(runs: _Runs, device: torch.device) -> dict[str, int]:
+def _bytes(runs: _Runs, device: torch.device) -> tuple[Peak, Peak, Peak]:
+    """What a forward step and a backward step take, and a forward step whose tape is not kept."""
     window = Window(device)
     window.open()
     tape = runs.forward()
-    first = window.close()
+    forward = window.close()
     window.open()
     kept = runs.backward(tape)
-    second = window.close()
+    backward = window.close()
     del kept, tape
     window.open()
     runs.untaped()
-    third = window.close()
-    return {
-        "untaped_peak": third.peak_bytes,
-        "forward_peak": first.peak_bytes,
-        "tape": first.left_bytes,
-        "backward_peak": second.peak_bytes,
-    }
+    return forward, backward, window.close()
 
 
 _MEASURED = (

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from .. import _compat
-from ..capture.dataflow import ancestors, results_of, tensors
+from ..capture.dataflow import ancestors, reached, results_of, tensors
 
 log = logging.getLogger("remat")
 
@@ -70,7 +70,7 @@ class Counted:
         apart: dict[int, set[fx.Node]] = {}
         for i, given in enumerate(placeholders):
             if isinstance(_compat.example_of(given), torch.SymInt | torch.SymFloat):
-                following = _following(given)
+                following = {node for node in reached([given], lambda node: node.users) if node.op != "output"}
                 if all(_of_numbers(node) for node in following):
                     apart[i] = following
         self.inputs = frozenset(apart)
@@ -94,17 +94,6 @@ class Counted:
         for position, number in zip(self._positions, self._counted(*inputs), strict=True):
             found[position] = number
         return found
-
-
-def _following(start: fx.Node) -> set[fx.Node]:
-    """A node and all that is computed from it."""
-    seen, stack = set[fx.Node](), [start]
-    while stack:
-        node = stack.pop()
-        if node not in seen and node.op != "output":
-            seen.add(node)
-            stack += node.users
-    return seen
 
 
 def _of_numbers(node: fx.Node) -> bool:

@@ -30,6 +30,7 @@ from remat_ir import InvalidData
 from .. import _compat
 from .._compat import fake_cuda
 from ..capture.call import CacheSwitch, check_module, example_call
+from ..capture.dataflow import changed
 from ..device import KINDS, NAMED, here
 from ..device_flags import of_generation
 from .configs import by_config, config_of
@@ -151,19 +152,10 @@ def in_dtype(make_model: Callable[..., Any], dtype: str | None) -> Callable[...,
         found = make_model(*args, **kwargs)
         if not isinstance(found, (tuple, list)) or not isinstance(found[0], torch.nn.Module):
             return found  # `build` says what is wrong with it
-        return found[0].to(kind), *(_changed(value, cast) for value in found[1:])
+        return found[0].to(kind), *(changed(value, cast) for value in found[1:])
 
     made.__signature__ = inspect.signature(make_model)  # type: ignore[attr-defined]
     return made
-
-
-def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same with the tensors in it changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: _changed(item, change) for name, item in value.items()}
-    return type(value)(_changed(item, change) for item in value) if type(value) in (tuple, list) else value
 
 
 @contextlib.contextmanager
@@ -330,7 +322,7 @@ def build(
     mode = _compat.FakeTensorMode(allow_non_fake_inputs=True)
     faked = _Faked(mode, device)
     faked.module(model)
-    args, kwargs = _changed(tuple(args), faked.tensor), _changed(dict(kwargs), faked.tensor)
+    args, kwargs = changed(tuple(args), faked.tensor), changed(dict(kwargs), faked.tensor)
     return Built(model.train(), args, CacheSwitch(model).planned(args, kwargs))
 
 

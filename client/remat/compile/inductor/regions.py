@@ -16,7 +16,7 @@ from remat_ir import Graph
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.dataflow import Dataflow, is_random, maker, tensors
+from ...capture.dataflow import Dataflow, is_random, maker, reached, tensors
 from ...capture.group import groups
 from ...capture.operations import Kind, Op, Operations, getitems, operations, to_graph
 from ...planning.profiles import Profile, ProfileTable
@@ -132,17 +132,8 @@ def region_module(flow: Dataflow, op: Op) -> fx.GraphModule:
 
 def _needed(flow: Dataflow, op: Op) -> list[fx.Node]:
     """A region's nodes, its getitems, the views that it looks through, and what comes from outside, in order."""
-    found: set[fx.Node] = set()
-    stack = list(op.nodes)
-    for node in op.nodes:
-        stack += getitems(node)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if not _is_outside(flow, op, node):
-            stack += node.all_input_nodes
+    roots = [n for node in op.nodes for n in (node, *getitems(node))]
+    found = reached(roots, lambda node: () if _is_outside(flow, op, node) else node.all_input_nodes)
     return [n for n in flow.joint.graph.nodes if n in found]
 
 
