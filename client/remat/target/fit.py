@@ -28,9 +28,8 @@ from .batches import Batch, GraphBatches, figures_of
 from .build import autocast as casting
 from .build import in_dtype
 from .devices import Target, target_of
-from .parts import Parts
 from .pipeline import PipelineFit, curve_budgets, fit_pipeline
-from .step import ALONE, Asked, Parallel, TargetStep, target_step
+from .step import ALONE, Asked, Parallel, Parts, TargetStep, target_step
 
 LEAST, HERE, LARGEST, PLANNED = "least budget", "on this device", "largest batch", "largest batch by a plan"
 """Rows of the table that are a part each, which may fail."""

@@ -39,9 +39,8 @@ from ..training.step import TrainingStep, training_step
 from .batches import Batch, Family, figures_of, largest, largest_that, step_between
 from .build import Built, build, tracing_for
 from .devices import Target
-from .parts import Parts
 from .price import price, unsized
-from .step import Asked, Parallel, optimizer_of
+from .step import Asked, Parallel, Parts, optimizer_of
 
 
 class Stage(NamedTuple):

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx, nn
 
-from remat_ir import Graph, InvalidData, Plan, plain_plan, readable, recomputed
+from remat_ir import Graph, InvalidData, Plan, RematError, plain_plan, readable, recomputed
 
 from ..capture.operations import Kind, Op, Operations, to_graph
 from ..device import NAMED, here
@@ -33,6 +33,9 @@ from ..training.step import TrainingStep, name_of, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
 from .price import Priced, price, spread
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 FORM = "write dp=8, fsdp=8, tp=4, cp=2, ep=8 or pp=4, or several of them with commas"
 
@@ -214,6 +217,35 @@ class Asked:
             return self.batch
         default = inspect.signature(self.make_model).parameters["batch"].default
         return default if isinstance(default, int) else None
+
+
+class Parts:
+    """Parts of a prediction, one after the other: what failed is noted, and what is finished stays.
+
+    After an interrupt no further part is begun.
+    """
+
+    def __init__(self) -> None:
+        self._unknown: dict[str, str] = {}
+        self._interrupted = False
+
+    def part(self, name: str, make: Callable[[], T], otherwise: U) -> T | U:
+        """What `make` gives, or `otherwise` with a note under this name of why it gave nothing."""
+        why = "interrupted"
+        if not self._interrupted:
+            try:
+                return make()
+            except KeyboardInterrupt:
+                self._interrupted = True
+            except RematError as error:
+                why = str(error)
+        self._unknown[name] = why
+        return otherwise
+
+    def unknown(self) -> dict[str, str]:
+        """The parts that failed since this was last asked, and why."""
+        found, self._unknown = self._unknown, {}
+        return found
 
 
 @dataclass(frozen=True, eq=False)
