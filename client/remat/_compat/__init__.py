@@ -1,7 +1,8 @@
-"""Every private name of torch that the client uses: each part says what it offers, and tests itself.
+"""Every private name of torch that the client uses, in parts that test themselves.
 
-A torch that lacks what a part imports is refused by a sentence. The parts `fake_cuda`, `gradients`, `inductor` and
-`tags` are imported by what needs them, which is not the core of the client.
+A part offers what it defines without an underscore before the name, and what it imports as that same name; a type
+checker lets nothing else through. A torch that lacks what a part imports is refused by a sentence. The parts
+`fake_cuda`, `gradients`, `inductor` and `tags` are imported by what needs them, which is not the core of the client.
 """
 
 from .versions import required

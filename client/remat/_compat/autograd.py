@@ -12,7 +12,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 
 if TYPE_CHECKING or find_spec("torch._custom_class_base") is None:  # renamed in torch 2.15
     from torch._library.opaque_object import register_opaque_type
-    from torch._opaque_base import OpaqueBase
+    from torch._opaque_base import OpaqueBase as OpaqueBase
 
     _BLACK_BOX = "reference"
 else:
@@ -22,21 +22,6 @@ else:
     _BLACK_BOX = "symbolic"
 
 from .versions import require
-
-__all__ = [
-    "OpaqueBase",
-    "backward_node",
-    "backward_task",
-    "boxed",
-    "boxed_gradients",
-    "compiled_node",
-    "keeps_graph",
-    "opaque_example",
-    "register_opaque",
-    "saved_tensors_have_hooks",
-    "version_counter",
-    "when_differentiated",
-]
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 

@@ -11,16 +11,6 @@ from torch.autograd import profiler_legacy
 
 from .versions import lacking, library, require
 
-__all__ = [
-    "is_batched",
-    "mark",
-    "recording",
-    "start_recording",
-    "stop_marked_recording",
-    "stop_recording",
-    "storage_key",
-]
-
 MARK = "remat: "
 
 require(lacking((), ((torch.autograd, "_disable_profiler_legacy"), (torch.autograd, "_profiler_enabled"))))

@@ -17,28 +17,6 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from .versions import lacking, require
 
-__all__ = [
-    "BUFFERS",
-    "CALL_HOOKS",
-    "FORWARD_HOOKS",
-    "FORWARD_PRE_HOOKS",
-    "GLOBAL_HOOKS",
-    "MODULES",
-    "MODULES_OWN",
-    "PARAMETERS",
-    "STEP_HOOKS",
-    "active_ddp",
-    "buffers_of",
-    "called_module",
-    "chooses_foreach",
-    "flattened_by_fsdp",
-    "global_hooks",
-    "parameters_of",
-    "sharded_by_fsdp",
-    "stand_in",
-    "unreduced_by_fsdp",
-]
-
 
 def _nothing(*_: Any) -> None:
     """A hook that is registered to see where it is put."""

@@ -9,38 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
 from torch.fx.operator_schemas import get_signature_for_torch_op
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from .versions import lacking, require
-
-__all__ = [
-    "BATCH_NORM",
-    "BATCH_NORM_WITHOUT_STATISTICS",
-    "GROUP_NAMES",
-    "READ_NUMBER",
-    "RESULTS_ON_HOST",
-    "TO_COPY",
-    "HigherOrderOperator",
-    "OpOverload",
-    "TorchDispatchMode",
-    "full_name",
-    "is_collective",
-    "is_functional_region",
-    "is_known",
-    "is_mutable",
-    "is_region",
-    "negative_view",
-    "operator_name",
-    "parameter_names",
-    "process_group",
-    "raw_call",
-    "run_watched",
-    "runs_whole",
-    "taking_generator",
-    "written_arguments",
-]
 
 require(
     lacking(

@@ -11,8 +11,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from .tracing import FakeTensorMode
 
-__all__ = ["Symbols"]
-
 
 class Symbols:
     """The symbols of a trace of its own, one for each of Dynamo's, and the guards that the trace sets on them.

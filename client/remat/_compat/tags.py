@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from functorch.compile import config as functorch_config
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .memory import storage_key
-from .tracing import functorch_config, is_tangent
+from .tracing import is_tangent
 from .versions import lacking, require, required
 
 with required("a plan by tags"):

@@ -12,66 +12,21 @@ import torch
 import torch._dynamo.config as _dynamo_config
 from functorch.compile import config as functorch_config
 from torch import fx
-from torch._C._dynamo.eval_frame import reset_code
+from torch._C._dynamo.eval_frame import reset_code as reset_code
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import trace_rules
 from torch._dynamo.exc import InternalTorchDynamoError, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
-from torch._guards import CompileContext, TracingContext, tracing
+from torch._guards import CompileContext, TracingContext
+from torch._guards import tracing as _tracing
 from torch._library import simple_registry
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .versions import lacking, require
-
-__all__ = [
-    "CHECKS",
-    "EXAMPLE",
-    "MODULE_STACKS",
-    "FakeTensor",
-    "FakeTensorMode",
-    "compile_joint",
-    "description",
-    "descriptors",
-    "draws_numbers",
-    "dynamo_settings",
-    "example_of",
-    "export_joint",
-    "fake_in",
-    "fake_like",
-    "forward_outputs",
-    "frame_number",
-    "functorch_config",
-    "has_tangents",
-    "input_place",
-    "inside_transform",
-    "is_backward",
-    "is_internal",
-    "is_no_graph",
-    "is_skipped",
-    "is_tangent",
-    "is_wrapper",
-    "joint_graph",
-    "meta_storage",
-    "module_path",
-    "of_torch_or_python",
-    "only_real_tensors",
-    "own_checkpoint",
-    "own_checkpoints",
-    "raised_by_backend",
-    "reset_code",
-    "saved_unchecked",
-    "sequence_number",
-    "set_descriptors",
-    "set_examples",
-    "split_by_ddp",
-    "traced_alone",
-    "traced_from",
-    "updated_inputs",
-    "with_graph",
-]
 
 require(
     lacking(
@@ -123,7 +78,7 @@ def export_joint(module: torch.nn.Module, args: Sequence[Any], mode: Any = None)
         mode: of fake arguments whose sizes may be symbols; None: the arguments are traced as they are.
     """
     context = None if mode is None else TracingContext(mode)
-    with checks_as_operators(), tracing(context), state_kept(), contextlib.ExitStack() as stack:
+    with checks_as_operators(), _tracing(context), state_kept(), contextlib.ExitStack() as stack:
         without_hooks(module)  # they are in the graph
         return aot_export_joint_with_descriptors(stack, module, tuple(args), {})
 
@@ -277,7 +232,7 @@ def only_real_tensors() -> Iterator[None]:
 def traced_alone() -> Iterator[None]:
     """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
     run around the call, which Dynamo has traced into the graph already."""
-    with tracing(None), torch.DisableTorchFunction(), functorch_config.patch(donated_buffer=False):
+    with _tracing(None), torch.DisableTorchFunction(), functorch_config.patch(donated_buffer=False):
         yield
 
 

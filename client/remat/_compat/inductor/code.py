@@ -19,8 +19,6 @@ with required("a plan under Inductor"):
     from torch._inductor.ir import ComputedBuffer, FixedLayout
     from torch._inductor.utils import get_dtype_size
 
-__all__ = ["Event", "Generated", "alone"]
-
 _LINES = (
     "AllocateLine",
     "FreeIfNotReusedLine",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from functorch.compile import config as functorch_config
 from torch import fx
 
-from ..tracing import functorch_config, only_real_tensors
+from ..tracing import only_real_tensors
 from ..versions import lacking, require, required
 from .code import Generated, generated, input_strides
 
@@ -21,33 +22,17 @@ with required("a plan under Inductor"):
     from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._guards import TracingContext, tracing
-    from torch._inductor import compile_fx, config
+    from torch._inductor import compile_fx
+    from torch._inductor import config as config
     from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
     from torch._inductor.choices import InductorChoices
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
     from torch._inductor.debug import DebugContext
-    from torch._inductor.fx_passes.fusion_regions import is_fusible_node
+    from torch._inductor.fx_passes.fusion_regions import is_fusible_node as is_fusible_node
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import ExternKernel, FlexibleLayout, get_stride_order
     from torch._inductor.lowering import lowerings, register_lowering
     from torch._inductor.virtualized import V
-
-__all__ = [
-    "Plain",
-    "channels_last_cat",
-    "compile_graph",
-    "config",
-    "copied",
-    "dry_run",
-    "force_stride_order",
-    "is_fusible_node",
-    "is_seed",
-    "materialized_copy",
-    "plain_code",
-    "prefers_channels_last",
-    "run",
-    "stored",
-]
 
 require(
     lacking(
