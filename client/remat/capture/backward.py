@@ -64,8 +64,7 @@ def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: b
     for at, op in enumerate(ops):
         placed += [Op(Kind.BEFORE_UPDATE, (), (), tuple(before[at]))] if at in before else []
         placed += [op, *updates.get(at, ())]
-    turn = next(at for at, op in enumerate(placed) if op.kind is Kind.TURN)
-    return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep), updates=taken)
+    return replace(step, ops=tuple(placed), sizes=tuple(sizes), keep=frozenset(keep), updates=taken)
 
 
 def _can_be_released(flow: Dataflow, primal: fx.Node, result: object) -> bool:
@@ -118,6 +117,4 @@ def in_halves(step: Operations, early: Sequence[int]) -> Operations:
     made = {s for op in head for s in op.makes}
     cut = Op(Kind.HALFWAY, (), tuple(sorted((own | copies) & made)))
     given = frozenset((own | copies) & step.keep & made)
-    return replace(
-        step, ops=(*head, cut, *reversed(second)), halfway=len(head), early=tuple(sorted(early)), given=given
-    )
+    return replace(step, ops=(*head, cut, *reversed(second)), early=tuple(sorted(early)), given=given)

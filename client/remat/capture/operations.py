@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -65,7 +66,6 @@ class Operations:
 
     Attributes:
         ops: in the order of their first computation.
-        turn: the index of the TURN op, where the backward pass begins.
         sizes: [storages] bytes.
         keep: storages that stay to the end of the step once made.
         states: random kernel → the storage of the generator's state before it.
@@ -73,13 +73,12 @@ class Operations:
         once: kernels that no plan may run again.
         copies: inputs whose gradient is copied into their layout → the bytes that this takes while it runs.
         updates: parameters that are updated inside the backward pass → the bytes that this takes while it runs.
-        halfway: the index of the HALFWAY op, if there is one.
-        early, given: the positions of the backward results that are given away there, and what of `keep` they lie in.
+        early, given: the positions of the backward results that are given away at HALFWAY, and what of `keep` they lie
+            in.
     """
 
     flow: Dataflow
     ops: tuple[Op, ...]
-    turn: int
     sizes: tuple[int, ...]
     keep: frozenset[int]
     states: Mapping[fx.Node, int]
@@ -87,9 +86,18 @@ class Operations:
     once: frozenset[fx.Node] = frozenset()
     copies: Mapping[fx.Node, int] = field(default_factory=dict)
     updates: Mapping[fx.Node, int] = field(default_factory=dict)
-    halfway: int | None = None
     early: tuple[int, ...] = ()
     given: frozenset[int] = frozenset()
+
+    @cached_property
+    def turn(self) -> int:
+        """The index of the TURN op, where the backward pass begins."""
+        return next(at for at, op in enumerate(self.ops) if op.kind is Kind.TURN)
+
+    @cached_property
+    def halfway(self) -> int | None:
+        """The index of the HALFWAY op, if there is one."""
+        return next((at for at, op in enumerate(self.ops) if op.kind is Kind.HALFWAY), None)
 
     def of(self, joint: fx.GraphModule, like: Mapping[fx.Node, fx.Node]) -> Operations:
         """The same operations of another joint graph, which has a node like each of this one's."""
@@ -168,7 +176,6 @@ def operations(
                 target.append(Op(Kind.RANDOM_STATE, (node,), (), (states[node],)))
         reads, makes = _ports(flow, nodes, originals, states)
         target.append(Op(Kind.KERNELS, tuple(nodes), reads, makes))
-    turn = len(ops)
     new = sorted(s for s in flow.storages(flow.mutated.values()) if flow.owner[s].op == "call_function")
     ops.append(Op(Kind.TURN, (), tuple(new), tuple(s for t in flow.tangents for s in flow.storages_of[t])))
     ops += tail
@@ -179,7 +186,7 @@ def operations(
     once = {n for n in flow.kernels if not one_plan and _compat.is_collective(n.target)}
     once |= {n for n in flow.kernels if is_choice(n)}
     once |= {n for n in flow.kernels if is_unknown(n) and custom_name(n) not in functional}
-    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once), copies)
+    return Operations(flow, tuple(ops), tuple(sizes), keep, states, originals, frozenset(once), copies)
 
 
 def to_graph(step: Operations, measured: Mapping[fx.Node, Profile], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:

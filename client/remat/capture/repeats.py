@@ -41,11 +41,6 @@ class Run:
     blocks: tuple[tuple[fx.Node, ...], ...]
     own: tuple[tuple[fx.Node, ...], ...]
 
-    @property
-    def dropped(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """The blocks that are not traced."""
-        return self.blocks[KEPT - 1 : -1]
-
 
 def words(value: object, node: object = "%") -> object:
     """What no other value has, but for the nodes in it: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
@@ -218,7 +213,7 @@ def shortened(graph: fx.Graph, found: Sequence[Run]) -> fx.Graph:
     """A copy of the graph without the blocks of runs that are not traced; its nodes have the same names."""
     short = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    left = {node for run in found for block in run.dropped for node in block}
+    left = {node for run in found for block in run.blocks[KEPT - 1 : -1] for node in block}
     stands = {node: run for run in found for node in run.blocks[-1][:1]}
     for node in graph.nodes:
         if node in left:

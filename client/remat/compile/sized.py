@@ -56,13 +56,8 @@ MOST_CONSTANTS = 4
 Sizes: TypeAlias = tuple[object, ...]
 
 
-class _Thread(threading.local):
-    """What a thread does: whether its call is made up to its first graph alone, to plan that."""
-
-    ahead = False
-
-
-_THREAD = _Thread()
+_THREAD = threading.local()
+"""`ahead`, where it is set: this thread makes a call up to its first graph alone, to plan that."""
 
 
 class PlannedAhead(Exception):
@@ -101,7 +96,7 @@ def planned_ahead(call: Callable[[], object]) -> PlannedSizes | None:
 
 def is_ahead() -> bool:
     """Whether this thread makes a call to plan it alone."""
-    return _THREAD.ahead
+    return bool(getattr(_THREAD, "ahead", False))
 
 
 class Backend:

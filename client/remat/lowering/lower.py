@@ -312,12 +312,9 @@ class Pass:
 
 
 def _reorder_placeholders(graph: fx.Graph, order: list[fx.Node]) -> None:
-    first = next(iter(graph.nodes))
-    for node in order:
+    for node in reversed(order):
+        first = next(iter(graph.nodes))
         if node is not first:
-            first.prepend(node)
-        else:
-            first = first.next
             first.prepend(node)
 
 

@@ -164,7 +164,7 @@ def sharded_gradients(step: Operations, ranks: int, parameters: Collection[int])
     trained = frozenset(flow.given[n] for n in parameters)
     pairs = zip(flow.primals, flow.backward_results, strict=False)
     results = list(dict.fromkeys(r for p, r in pairs if p in trained and isinstance(r, fx.Node)))
-    returned = {s for r in flow.forward_results if isinstance(r, fx.Node) for s in flow.storages_of.get(r, ())}
+    returned = flow.storages(flow.forward_results)
     sizes, keep = list(step.sizes), set(step.keep)
     copies = {op.nodes[0]: op for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in results}
     ops = [op for op in step.ops if op not in copies.values()]
@@ -182,8 +182,7 @@ def sharded_gradients(step: Operations, ranks: int, parameters: Collection[int])
         reduced = Op(Kind.ACCUMULATE, (result,), tuple(sorted(own)), (len(sizes) - 1,))
         after.setdefault(max(makers), []).append(reduced)
     placed = [one for at, op in enumerate(ops) for one in (op, *after.get(at, ()))]
-    turn = next(at for at, op in enumerate(placed) if op.kind is Kind.TURN)
-    return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep))
+    return replace(step, ops=tuple(placed), sizes=tuple(sizes), keep=frozenset(keep))
 
 
 @dataclass(frozen=True, eq=False)

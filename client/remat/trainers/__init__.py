@@ -19,14 +19,7 @@ from ..training.optimize import check_training
 class PlannedRuns:
     """What the callbacks of all trainers have: how plans are made, and the module that trains by them during a run.
 
-    Args:
-        budget: as for `remat.optimize`.
-        part: dotted name of the submodule that is planned; empty for the module itself.
-        planner, on_progress, options, fields: as for `remat.enable`.
-        optimizer: in place of the trainer's.
-
-    Raises:
-        InvalidData: as for `remat.enable`.
+    The arguments are those of the callbacks.
     """
 
     kind: str
