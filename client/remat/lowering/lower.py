@@ -94,7 +94,6 @@ class _Lowering:
             forward.env[primal] = forward.placeholder(str(primal.target), primal)
         self._emit_all(self.steps[: self.turn], (forward,))
         results = [self._get(forward, r) if isinstance(r, fx.Node) else r for r in self.flow.forward_results]
-        backward.missing = self._save
         for tangent in self.flow.tangents:
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
         self._emit_all(self.steps[self.turn + 1 :], (forward, backward))
@@ -145,7 +144,7 @@ class _Lowering:
             elif isinstance(step, Free):
                 self.transfers.free(step.value)
             else:
-                self.transfers.emit(step, passes[-1], passes)
+                self.transfers.emit(step, passes)
 
     def _present(self, into: Pass, table: str, key: fx.Node) -> fx.Node | None:
         """The node that stands for a key of a pass's table now; None: the lowered step has no such tensor."""
@@ -238,16 +237,16 @@ class _Lowering:
                 if node not in into.originals:
                     into.originals[node] = self._carry(self.forward.originals[node], node.name + "_original")
                 return into.originals[node]
-            return into.env[node] if node in into.env else into.missing(node)
+            return into.env[node] if node in into.env else self._save(into, node)
         if node in into.env:
             return into.env[node]
         if maker(node) in self.flow.makes:
-            return into.missing(node)
+            return self._save(into, node)
         return into.view(node, lambda a: self._get(into, a), self.flow.storages_of.get(node, ()))
 
-    def _save(self, node: fx.Node) -> fx.Node:
-        kept = self._carry(self.forward.env[node], node.name)
-        self.backward.env[node] = kept
+    def _save(self, into: Pass, node: fx.Node) -> fx.Node:
+        assert into is self.backward, f"{node.name} is not resident, although the plan was verified"
+        kept = into.env[node] = self._carry(self.forward.env[node], node.name)
         return kept
 
     def _carry(self, source: fx.Node, name: str) -> fx.Node:
@@ -266,7 +265,6 @@ class Pass:
         self.states: dict[fx.Node, fx.Node] = {}
         self.originals: dict[fx.Node, fx.Node] = {}
         self.pinned: set[fx.Node] = set()
-        self.missing: Callable[[fx.Node], fx.Node] = _unavailable
         self._views: dict[int, list[fx.Node]] = {}
         self._last_placeholder: fx.Node | None = None
 
@@ -325,7 +323,3 @@ def _is_size(node: fx.Node) -> bool:
 
 def _device(node: fx.Node) -> str:
     return str(next(tensors(node.meta["val"])).device)
-
-
-def _unavailable(node: fx.Node) -> fx.Node:
-    raise AssertionError(f"{node.name} is not resident, although the plan was verified")

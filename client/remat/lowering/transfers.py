@@ -139,10 +139,10 @@ class Transfers:
         """Let go of a copy that was never needed."""
         self._copies.pop(self._storages[value], None)
 
-    def emit(self, step: Transfer, now: Pass, passes: tuple[Pass, ...]) -> None:
-        """Emit one transfer into the pass `now`, which is the last of those that have begun."""
+    def emit(self, step: Transfer, passes: tuple[Pass, ...]) -> None:
+        """Emit one transfer into the last of the passes that have begun."""
         storage = self._storages[step.value]
-        late = len(passes) > 1
+        now, late = passes[-1], len(passes) > 1
         copy = self._copies.get(storage)
         if isinstance(step, Offload):
             self._offload(storage, now, late)
@@ -151,12 +151,12 @@ class Transfers:
         elif isinstance(step, Drop):
             self._drop(storage, passes)
         elif isinstance(step, Prefetch):
-            made = now.call(prefetch, (self._here(copy, now, passes),), {}, self._name(storage, "prefetch"))
+            made = now.call(prefetch, (self._here(copy, passes),), {}, self._name(storage, "prefetch"))
             self._copies[storage] = _Copy(made, late, returning=True)
         elif copy.returning:
-            self._arrive(storage, self._here(copy, now, passes), now)
+            self._arrive(storage, self._here(copy, passes), now)
         else:
-            made = now.call(offloaded, (self._here(copy, now, passes),), {}, self._name(storage, "offloaded"))
+            made = now.call(offloaded, (self._here(copy, passes),), {}, self._name(storage, "offloaded"))
             self._copies[storage] = _Copy(made, late)
 
     def _offload(self, storage: int, now: Pass, late: bool) -> None:
@@ -184,13 +184,13 @@ class Transfers:
             piece.meta = dict(key.meta)
             now.table(table)[key] = piece
 
-    def _here(self, copy: _Copy, now: Pass, passes: tuple[Pass, ...]) -> fx.Node:
+    def _here(self, copy: _Copy, passes: tuple[Pass, ...]) -> fx.Node:
         """The node that stands for a copy in the present pass."""
         if copy.late or len(passes) == 1:
             return copy.node
         sent = passes[0].call(Crossing, (copy.node,), {}, copy.node.name + "_crossing")
         sent.meta = {"val": _compat.opaque_example(Crossing())}
-        return now.call(crossed, (self._carry(sent, copy.node.name),), {}, copy.node.name + "_crossed")
+        return passes[-1].call(crossed, (self._carry(sent, copy.node.name),), {}, copy.node.name + "_crossed")
 
     def _keys(self, storage: int) -> list[tuple[str, fx.Node]]:
         """Under which keys of which tables of a pass the tensors of a storage are found."""
