@@ -15,7 +15,7 @@ from torch.nn.modules import module as _module
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
-from .versions import lacking, require
+from .versions import require
 
 
 def _nothing(*_: Any) -> None:
@@ -138,7 +138,6 @@ def _fsdp_groups(module: nn.Module) -> list[Any]:
 STEP_HOOKS = frozenset({"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 """Where an optimizer keeps the hooks around its step."""
 
-require(lacking(((_get_foreach_kernels_supported_devices, ()),), ()))
 require([name for name in sorted(STEP_HOOKS) if name not in torch.optim.SGD([torch.zeros(0)]).__dict__])
 
 
