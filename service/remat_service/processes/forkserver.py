@@ -122,7 +122,8 @@ def _run_child(control: socket.socket, fd: int, order: dict[str, int], wake: tup
         os.mkdir(folder)
         if not sandbox.confine(folder) and sandbox.landlock():
             raise OSError("the kernel has Landlock and does not let a child be confined by it")
-        code = solve_one(fd, folder)
+        solve_one(fd, folder)
+        code = 0
     except BaseException as error:  # noqa: BLE001 – a forked child returns to no caller
         with contextlib.suppress(Exception):
             print(f"solver child: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -149,22 +150,17 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def solve_one(fd: int, scratch: str) -> int:
-    """Solve the one job of the socket `fd`, with `scratch` as temporary folder; returns the exit code."""
+def solve_one(fd: int, scratch: str) -> None:
+    """Solve the one job of the socket `fd`, with `scratch` as temporary folder."""
     link = Connection(fd)
     try:
         job: dict[str, Any] = json.loads(link.recv_bytes())
     except (EOFError, OSError):
-        return 0
+        return
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     cancelled = threading.Event()
     threading.Thread(target=_watch, args=(link, cancelled), daemon=True).start()
-    outbox = Outbox(link)
-    try:
-        _solve(job, outbox, cancelled)
-    finally:
-        outbox.close()
-    return 0
+    _solve(job, Outbox(link), cancelled)
 
 
 def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> None:
@@ -213,7 +209,6 @@ class Outbox:
         self._plan: AnyPlan | None = None
         self._proof: Proof | None = None  # the last one sent
         self._final: dict[str, Any] | None = None
-        self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -227,15 +222,9 @@ class Outbox:
             self._changed.notify()
 
     def finish(self, frame: dict[str, Any]) -> None:
-        """Send the last frame, after what still waits."""
+        """Send the last frame, after what still waits; returns when all has left."""
         with self._changed:
             self._final = frame
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Wait until everything has left."""
-        with self._changed:
-            self._closed = True
             self._changed.notify()
         self._thread.join()
 
@@ -243,35 +232,28 @@ class Outbox:
         last = 0.0
         while True:
             with self._changed:
-                while self._waiting is None and self._final is None and not self._closed:
+                while self._waiting is None and self._final is None:
                     self._changed.wait()
                 quiet = last + _QUIET_S - time.monotonic()
-                if self._final is None and self._plan is None and not self._closed and quiet > 0:
+                if self._final is None and self._plan is None and quiet > 0:
                     self._changed.wait(quiet)
                 progress, plan, final = self._waiting, self._plan, self._final
-                self._waiting = self._plan = self._final = None
-                closed = self._closed
+                self._waiting = self._plan = None
             try:
                 if progress is not None:
                     proof = None if progress.proof is self._proof else progress.proof
                     self._proof = progress.proof
-                    _write(self._link, _frame(progress, plan, proof))
+                    said = {
+                        "plan": None if plan is None else plan.to_json(),
+                        "proof": None if proof is None else proof.to_json(),
+                    }
+                    _write(self._link, {"type": "progress", **progress._asdict(), **said})
                     last = time.monotonic()
                 if final is not None:
                     _write(self._link, final)
+                    return
             except OSError:
                 return
-            if closed:
-                return
-
-
-def _frame(progress: Progress, plan: AnyPlan | None, proof: Proof | None) -> dict[str, Any]:
-    return {
-        "type": "progress",
-        **progress._asdict(),
-        "plan": None if plan is None else plan.to_json(),
-        "proof": None if proof is None else proof.to_json(),
-    }
 
 
 def _watch(link: Connection, cancelled: threading.Event) -> None:
