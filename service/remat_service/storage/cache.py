@@ -45,7 +45,6 @@ from remat_ir import InvalidPlan, Problem, Subject, outgrown, structure_digest
 from remat_ir.proof import certifiable
 from remat_solver import report_bound, report_budget
 
-from ..clock import Clock
 from ..identity import Caller, Keys, costs_of
 from ..memory import Lru
 from ..telemetry import Metrics
@@ -61,31 +60,9 @@ log = structlog.get_logger("remat_service.storage.cache")
 _MOST_LOOKS = 100  # each look that finds damage passes over one row more
 _MOST_REPORTED = 10_000  # rows that are remembered as logged and counted
 
-
 _SAME_STRUCTURE = (
     select(graphs.c.key, graphs.c.data).where(SAME_STRUCTURE).order_by(graphs.c.used_at.desc(), graphs.c.key).limit(4)
 )
-
-
-class LookTime:
-    """The time that a look may take; without an end where `within_s` is None."""
-
-    def __init__(self, clock: Clock, within_s: float | None, begun: float | None = None) -> None:
-        self._clock, self._within_s = clock, within_s
-        self._begun = clock.monotonic() if begun is None else begun
-
-    def spent(self) -> float:
-        """Seconds since it began."""
-        return self._clock.monotonic() - self._begun
-
-    def left(self) -> float | None:
-        """Seconds that are left."""
-        return None if self._within_s is None else max(0.0, self._within_s - self.spent())
-
-    def share(self, whole: bool) -> LookTime:
-        """All of it, or half: the other half is for a plan, where there is none yet."""
-        within_s = self._within_s
-        return self if whole or within_s is None else LookTime(self._clock, within_s / 2, self._begun)
 
 
 class Cache:
@@ -112,19 +89,15 @@ class Cache:
                 time is too short for is left out, and the result is `partial`.
             near: there may be such graphs.
         """
-        time = LookTime(self._database.clock, within_s)
-        stored = await self._known(caller, keys, problem, snapshot, time, near)
-        self._metrics.look_seconds.labels("part" if stored.partial else "all").observe(time.spent())
-        return stored
-
-    async def _known(
-        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: LookTime, near: bool
-    ) -> Stored:
+        begun = self._database.clock.monotonic()
+        until = None if within_s is None else begun + within_s
+        half = None if within_s is None else begun + within_s / 2
         found = snapshot or await self._store.snapshot(keys, problem.budget_bytes)
         unsound: list[Row] = []
         for _ in range(_MOST_LOOKS):
             plan, broken = await self._good_plan(keys, problem, found.plan)
-            proofs, damaged, partial = await self._checked(keys, problem, found, time.share(plan is not None))
+            # half of the time is for a plan, where there is none yet
+            proofs, damaged, partial = await self._checked(keys, problem, found, half if plan is None else until)
             inside = found.restricted, found.effort
             narrow = [row for row in inside if row and outgrown(keys.method_name, names(row.restricted_to))]
             if not damaged and not narrow:
@@ -154,13 +127,20 @@ class Cache:
         cost_ns = stored.known.cost_ns
         proved = cost_ns is not None and stored.known.whole_ns >= cost_ns
         if keys.any_method and near and not proved:
-            stored = await self._with_near(caller, keys, problem, stored, time)
+            stored = await self._with_near(caller, keys, problem, stored, until)
         if any(found[:-2]) or stored.carried:  # there is something to answer, and a graph remembers what it needs
             await self._verifier.measure(problem.subject)
-        return await self._without_refuted(keys, problem, stored)
+        stored = await self._without_refuted(keys, problem, stored)
+        spent = self._database.clock.monotonic() - begun
+        self._metrics.look_seconds.labels("part" if stored.partial else "all").observe(spent)
+        return stored
+
+    def _left(self, until: float | None) -> float | None:
+        """Seconds up to a moment; None where a look may take any time."""
+        return None if until is None else max(0.0, until - self._database.clock.monotonic())
 
     async def _checked(
-        self, keys: Keys, problem: Problem, found: Snapshot, time: LookTime
+        self, keys: Keys, problem: Problem, found: Snapshot, until: float | None
     ) -> tuple[dict[str, CheckedProof], list[Row], bool]:
         """The certificates of the problem by their spaces, the rows that are not what was stored, and whether the time
         was too short.
@@ -182,7 +162,7 @@ class Cache:
             for budget in sorted({said, min(said, problem.budget_bytes)}, reverse=True):
                 try:
                     checked = await self._verifier.proof(
-                        keys.graph, Problem(problem.subject, budget), row.data, time.left(), row.restricted_to
+                        keys.graph, Problem(problem.subject, budget), row.data, self._left(until), row.restricted_to
                     )
                 except TimeoutError:
                     partial = True
@@ -274,15 +254,17 @@ class Cache:
             broken.append(other)
         return None, broken
 
-    async def _with_near(self, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: LookTime) -> Stored:
+    async def _with_near(
+        self, caller: Caller, keys: Keys, problem: Problem, stored: Stored, until: float | None
+    ) -> Stored:
         """What is stored, with what graphs of the same structure with other costs add to it: those that can be read.
 
         Args:
-            time: to look; what it is too short for is left out, and the result is `partial`.
+            until: what the time is too short for is left out, and the result is `partial`.
         """
         looks: list[Snapshot] = []
         for row in await self._database.rows(_SAME_STRUCTURE, structure=keys.structure, graph=keys.graph):
-            if time.left() == 0.0:
+            if self._left(until) == 0.0:
                 return replace(stored, partial=True)
             other = await self._verifier.graph(row.key, row.data, caller.key)
             # its own column may say what is not so, and a claim about another structure says nothing here
@@ -292,17 +274,17 @@ class Cache:
             stored = await self._nearer(row.key, other, looks[-1], problem, stored)
         if certifiable(problem.subject):
             for found in looks:
-                stored = await self._with_near_proofs(found, keys, problem, stored, time)
+                stored = await self._with_near_proofs(found, keys, problem, stored, until)
         return stored
 
     async def _with_near_proofs(
-        self, found: Snapshot, keys: Keys, problem: Problem, stored: Stored, time: LookTime
+        self, found: Snapshot, keys: Keys, problem: Problem, stored: Stored, until: float | None
     ) -> Stored:
         for row in (found.too_small, found.proof):
             if row is None or row.budget_bytes < problem.budget_bytes:
                 continue
             try:
-                proof = await self._verifier.proof(keys.graph, problem, row.data, time.left())
+                proof = await self._verifier.proof(keys.graph, problem, row.data, self._left(until))
             except TimeoutError:
                 stored = replace(stored, partial=True)
                 continue
