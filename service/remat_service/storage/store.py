@@ -64,8 +64,12 @@ class StoredProof(NamedTuple):
     restricted_to: str
 
 
-_GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == bindparam("graph"))
-_GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
+_graph: BindParameter[str] = bindparam("graph")
+_budget: BindParameter[int] = bindparam("budget")
+_method: BindParameter[str] = bindparam("method")
+_solver: BindParameter[str] = bindparam("solver")
+_GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == _graph)
+_GRAPH = select(graphs.c.data).where(graphs.c.key == _graph)
 
 
 def _columns_of(net: Written, structure_key: str) -> dict[str, Any]:
@@ -141,67 +145,58 @@ _COLUMNS = {kind: tuple(table.c[name] for name in kind._fields) for kind, table 
 
 def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
     """The query; of bounds, floors and certificates it passes over some rows, and then takes no effort."""
-    graph: BindParameter[str] = bindparam("graph")
-    budget: BindParameter[int] = bindparam("budget")
-    method: BindParameter[str] = bindparam("method")
     best = (
         select(plans.c.id)
         .where(
-            plans.c.graph_key == graph,
-            plans.c.peak_bytes <= budget,
-            or_(bindparam("any_method") == 1, plans.c.method_key == method),
+            plans.c.graph_key == _graph,
+            plans.c.peak_bytes <= _budget,
+            or_(bindparam("any_method") == 1, plans.c.method_key == _method),
         )
         .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
         .limit(1)
         .scalar_subquery()
     )
-    claim, restricted = _claims(graph, budget, method, [row for row in without if isinstance(row, Claim)])
-    found = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
     no_floor = [false()] if any(isinstance(row, Floor) for row in without) else []
     no_effort = [false()] if without else []
+    floor = select(*_COLUMNS[Floor]).where(floors.c.graph_key == _graph, floors.c.solver == _solver, *no_floor)
+    effort = select(*_COLUMNS[Effort]).where(
+        efforts.c.graph_key == _graph,
+        efforts.c.budget_bytes == _budget,
+        efforts.c.method_key == _method,
+        efforts.c.solver == _solver,
+        *no_effort,
+    )
+    parts: list[Any] = [
+        *_claims([row for row in without if isinstance(row, Claim)]),
+        floor.subquery(),
+        effort.subquery(),
+        *_certificates([row.id for row in without if isinstance(row, StoredProof)]),
+    ]
     one = select(best.label("plan_id")).subquery()
     rows: Any = one.outerjoin(plans, plans.c.id == one.c.plan_id)
-    rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
-    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == bindparam("solver"), *no_floor))
-    rows = rows.outerjoin(
-        efforts,
-        and_(
-            efforts.c.graph_key == graph,
-            efforts.c.budget_bytes == budget,
-            efforts.c.method_key == method,
-            efforts.c.solver == bindparam("solver"),
-            *no_effort,
-        ),
-    )
-    for each in found:
+    for each in parts:
         rows = rows.outerjoin(each, true())
     under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
-    plain = select(graphs.c.plain_peak_bytes).where(graphs.c.key == graph).scalar_subquery()
-    return select(
-        *_COLUMNS[StoredPlan], *claim.c, *restricted.c, *_COLUMNS[Floor], *_COLUMNS[Effort],
-        *(c for each in found for c in each.c), under_way, plain,
-    ).select_from(rows)  # fmt: skip
+    plain = select(graphs.c.plain_peak_bytes).where(graphs.c.key == _graph).scalar_subquery()
+    columns = (*_COLUMNS[StoredPlan], *(c for each in parts for c in each.c))
+    return select(*columns, under_way, plain).select_from(rows)
 
 
-def _claims(
-    graph: BindParameter[str], budget: BindParameter[int], method: BindParameter[str], without: Sequence[Claim]
-) -> tuple[Any, Any]:
+def _claims(without: Sequence[Claim]) -> tuple[Any, Any]:
     """The best bounds without a certificate: for every plan, and of the method's own search."""
     same = [[bounds.c[name] == getattr(row, name) for name in _OF_CLAIM] for row in without]
-    of_graph = and_(
-        bounds.c.graph_key == graph, bounds.c.solver == bindparam("solver"), *(~and_(*each) for each in same)
-    )
+    of_graph = and_(bounds.c.graph_key == _graph, bounds.c.solver == _solver, *(~and_(*each) for each in same))
     claim = _first(
         select(*_COLUMNS[Claim])
-        .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
+        .where(of_graph, bounds.c.budget_bytes >= _budget, bounds.c.restricted_to == WHOLE)
         .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
     )
     restricted = _first(
         select(*_COLUMNS[Claim])
         .where(
             of_graph,
-            bounds.c.budget_bytes == budget,
-            bounds.c.method_key == method,
+            bounds.c.budget_bytes == _budget,
+            bounds.c.method_key == _method,
             bounds.c.restricted_to != WHOLE,
         )
         .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
@@ -209,12 +204,12 @@ def _claims(
     return claim, restricted
 
 
-def _certificates(graph: BindParameter[str], budget: BindParameter[int], without: Sequence[str]) -> tuple[Any, ...]:
+def _certificates(without: Sequence[str]) -> tuple[Any, ...]:
     """That of the best bound; the nearest one that says that no plan fits; that of the method's own space."""
-    of_graph = [proofs.c.graph_key == graph]
+    of_graph = [proofs.c.graph_key == _graph]
     if without:
         of_graph.append(proofs.c.id.not_in(without))
-    whole, above = proofs.c.restricted_to == WHOLE, proofs.c.budget_bytes >= budget
+    whole, above = proofs.c.restricted_to == WHOLE, proofs.c.budget_bytes >= _budget
     empty = proofs.c.bound_ns.is_(None)
 
     def best(*space: ColumnElement[bool]) -> Any:
