@@ -14,7 +14,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Delete, Table, Update, delete, select, tuple_, update
@@ -28,7 +28,6 @@ from remat_ir import (
     Status,
     Subject,
     duration,
-    graph_digest,
     plain_peak,
     read_plan,
     readable,
@@ -54,24 +53,14 @@ from ..storage.tables import (
     scopes,
     solves,
 )
-from ..storage.verifier import checksum, unpack
+from ..storage.verifier import checksum, read_graph, unpack
 from ..tenants.keys import operator, record
 from .operate import opened
 
 _PAGE = 500
 _UNREADABLE = (ValueError, TypeError, InvalidData, InvalidPlan)
-
-
-class Stored(NamedTuple):
-    """The rows about one graph; `solved` are the solves that have ended, the last one last."""
-
-    graph: Any
-    plans: list[Any]
-    bounds: list[Any]
-    floors: list[Any]
-    efforts: list[Any]
-    proofs: list[Any]
-    solved: list[Any]
+_Rows = dict[str, list[Any]]
+"""The rows about one graph, by table; of solves those that have ended, the last one last."""
 
 
 class Audit:
@@ -107,17 +96,22 @@ class Audit:
         for key in keys:
             async with self._database.read() as connection:  # no transaction is open while it is solved
                 stored = await _stored(connection, key)
-            if stored is not None:
+            if stored["graphs"]:  # else it was evicted meanwhile
                 await self._look(key, stored, chosen)
         for table in (bounds, floors, efforts, solves, requests, profiles, profile_reports):
             if self._seals is not None:
                 await self._check_seals(self._seals, table)
 
-    async def _look(self, key: str, stored: Stored, sample: frozenset[tuple[str, int, str]]) -> None:
+    async def _look(self, key: str, stored: _Rows, sample: frozenset[tuple[str, int, str]]) -> None:
         """Compare all that is stored about a graph, and solve again what is in the sample."""
         self.found["graphs"] += 1
+        (graph,) = stored["graphs"]
+
+        def key_of(digest: str) -> str:  # of whichever scope and epoch
+            return next((key for caller in self._callers if caller.key(digest) == key), "")
+
         try:
-            subject = _subject(self._callers, key, stored.graph.data)
+            subject = read_graph(graph.data, key, key_of)
         except _UNREADABLE as error:
             self._wrong(f"graph {key}: {error}")
             self.found["graphs damaged, mended by their next POST"] += 1
@@ -127,18 +121,18 @@ class Audit:
             "ops": ops,
             "edges": edges,
             "total_cost_ns": subject.total_cost_ns,
-            "size_bytes": len(stored.graph.data),
+            "size_bytes": len(graph.data),
         }
-        if stored.graph.plain_peak_bytes is not None:
+        if graph.plain_peak_bytes is not None:
             true["plain_peak_bytes"] = plain_peak(subject)
-        await self._compare(graphs, stored.graph, graphs.c.key == key, true, f"graph {key}")
+        await self._compare(graphs, graph, graphs.c.key == key, true, f"graph {key}")
         evidence = Evidence(subject)
-        for row in stored.plans:
+        for row in stored["plans"]:
             await self._look_at_plan(evidence, key, row)
-        for row in stored.proofs:
+        for row in stored["proofs"]:
             await self._look_at_proof(evidence, key, row)
         self._take(evidence, stored)
-        last = {(row.budget_bytes, row.method_key): row for row in stored.solved}
+        last = {(row.budget_bytes, row.method_key): row for row in stored["solves"]}
         for (budget, method_key), row in sorted(last.items()):
             if (key, budget, method_key) in sample:
                 self._solve_again(evidence, subject, row)
@@ -184,20 +178,20 @@ class Audit:
             name = "certificates" if table is proofs else table.name
             await self._change(f"{name} mended", update(table).where(of_row).values(true))
 
-    def _take(self, evidence: Evidence, stored: Stored) -> None:
+    def _take(self, evidence: Evidence, stored: _Rows) -> None:
         """What is said about a graph and can't be checked by itself."""
-        for row in stored.bounds:
+        for row in stored["bounds"]:
             self.found["claimed bounds"] += 1
             source = f"bound {row.method_key}{_by(row)}"
             evidence.bound(row.budget_bytes, row.bound_ns, names(row.restricted_to), source)
-        for row in stored.floors:
+        for row in stored["floors"]:
             evidence.needs(row.least_bytes, f"least budget{_by(row)}")
             if row.enough_bytes is not None:
                 evidence.known(row.enough_bytes, None, f"known budget{_by(row)}")
-        for row in stored.efforts:
+        for row in stored["efforts"]:
             if row.status == Status.INFEASIBLE:
                 evidence.infeasible(row.budget_bytes, names(row.restricted_to), f"effort {row.method_key}{_by(row)}")
-        for row in stored.solved:
+        for row in stored["solves"]:
             if row.bound_ns is not None:
                 evidence.bound(row.budget_bytes, row.bound_ns, names(row.restricted_to), f"solve {row.id}")
             if row.cost_ns is not None:
@@ -321,31 +315,11 @@ async def _sample(connection: AsyncConnection, count: int, seed: int) -> frozens
     return frozenset(random.Random(seed).sample(ended, min(count, len(ended))))
 
 
-async def _stored(connection: AsyncConnection, key: str) -> Stored | None:
-    graph = (await connection.execute(select(graphs).where(graphs.c.key == key))).first()
-    if graph is None:  # evicted meanwhile
-        return None
-    rows = [
-        list(await connection.execute(select(table).where(table.c.graph_key == key)))
-        for table in (plans, bounds, floors, efforts, proofs)
-    ]
+async def _stored(connection: AsyncConnection, key: str) -> _Rows:
     ended = select(solves).where(solves.c.graph_key == key, solves.c.ended_at.is_not(None)).order_by(solves.c.ended_at)
-    rows.append(list(await connection.execute(ended)))
-    return Stored._make([graph, *rows])
-
-
-def _subject(callers: list[Caller], key: str, packed: bytes) -> Subject:
-    """The graph, if its digest leads to its key for some scope and epoch.
-
-    Raises:
-        ValueError: it is damaged, or another graph.
-        InvalidData: it is none.
-    """
-    subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
-    digest = graph_digest(subject)
-    if not any(caller.key(digest) == key for caller in callers):
-        raise ValueError("damaged: another graph than its key says")
-    return subject
+    about = {table: select(table).where(table.c.graph_key == key) for table in (plans, bounds, floors, efforts, proofs)}
+    about |= {graphs: select(graphs).where(graphs.c.key == key), solves: ended}
+    return {table.name: list(await connection.execute(query)) for table, query in about.items()}
 
 
 def _of_bytes(row: Any, space: str = WHOLE) -> dict[str, Any]:

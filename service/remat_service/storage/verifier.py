@@ -136,7 +136,7 @@ class Verifier:
         found = self._graphs.get(stored)
         if found is None:
             try:
-                found = await _run(len(packed), _read_graph, packed, key, key_of, expected)
+                found = await _run(len(packed), read_graph, packed, key, key_of, expected)
             except (ValueError, InvalidData):
                 return None
             self._graphs.put(stored, found, 1)
@@ -254,7 +254,13 @@ class Verifier:
         return found, digest
 
 
-def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Written | None) -> Subject:
+def read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Written | None = None) -> Subject:
+    """The graph of packed bytes, if its digest leads to its key.
+
+    Raises:
+        ValueError: it is damaged, or another graph.
+        InvalidData: it is none.
+    """
     if expected is not None and inflated(packed) == subject_text(expected):
         return expected.subject
     subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
