@@ -54,19 +54,19 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
                 f"{under_way} requests are under way, and {limits.most_requests} are kept for this tenant",
                 retry_after_s=10,
             )
-    await _check_stored_bytes(connection, caller, limits)
+    await check_stored_bytes(connection, caller, limits)
 
 
-async def check_stored_bytes(connection: AsyncConnection, caller: Caller) -> None:
+async def check_stored_bytes(connection: AsyncConnection, caller: Caller, limits: Any = None) -> None:
     """Refuse to store more for a tenant that has its quota of bytes.
+
+    Args:
+        limits: its row, where that was read and locked already.
 
     Raises:
         RateLimited: as `check_quota`.
     """
-    await _check_stored_bytes(connection, caller, await _limits(connection, caller))
-
-
-async def _check_stored_bytes(connection: AsyncConnection, caller: Caller, limits: Any) -> None:
+    limits = limits or await _limits(connection, caller)
     if limits.most_stored_bytes is not None:
         stored = await stored_bytes(connection, caller.tenant_id)
         if stored >= limits.most_stored_bytes:
