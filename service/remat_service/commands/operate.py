@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -36,11 +35,14 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///PATH or postgre
 
 
 @asynccontextmanager
-async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tuple[Database, Seals | None]]:
+async def opened(
+    settings: Settings, upgraded: bool = True, checked: bool = True
+) -> AsyncIterator[tuple[Database, Seals | None]]:
     """The database, and its seals where their key is at hand.
 
     Args:
         upgraded: bring its schema up to date first; else servers of an older version may run on it.
+        checked: the key has to be the one that it is sealed with.
 
     Raises:
         ServiceError: the database can't be used, or the key is not the one that it is sealed with.
@@ -57,7 +59,7 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
                     f"the store is at revision {found or 'none'}, and this version of remat-service reads revision "
                     f"{migrations.head()}: use the version that serves it, or run `remat-service migrate`"
                 )
-            if seals is not None:
+            if seals is not None and checked:
                 await check_key(connection, seals)
         yield database, seals
     finally:
@@ -224,14 +226,9 @@ def adopt() -> None:
     settings = Settings()
 
     async def work() -> None:
-        database = Database(settings.database_url.get_secret_value())
-        try:
-            await bring_up_to_date(database)
-            async with database.write() as connection:
-                await adopt_key(database, connection, seals_of(settings))
-                await record(connection, operator(), "store adopt-key", {})
-        finally:
-            await database.close()
+        async with opened(settings, checked=False) as (database, _), database.write() as connection:
+            await adopt_key(database, connection, seals_of(settings))
+            await record(connection, operator(), "store adopt-key", {})
 
     asyncio.run(work())
 
@@ -261,13 +258,9 @@ def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> Non
     if not Path(path).exists():
         raise Invalid(f"there is no database {path}; see REMAT_DATABASE_URL")
     try:
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        target.touch(0o600, exist_ok=False)
     except FileExistsError:
         raise Invalid(f"{target} is there already") from None
-    source = sqlite3.connect(Path(path).absolute().as_uri() + "?mode=ro", uri=True)  # whatever its name is
-    copy = sqlite3.connect(target)
-    try:
-        source.backup(copy)
-    finally:
-        copy.close()
-        source.close()
+    source = Path(path).absolute().as_uri() + "?mode=ro"  # whatever its name is
+    with closing(sqlite3.connect(source, uri=True)) as store, closing(sqlite3.connect(target)) as copy:
+        store.backup(copy)

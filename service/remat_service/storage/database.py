@@ -214,7 +214,7 @@ def _make_private(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # never one that is there: closing it would end the locks that SQLite has on it in this process
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path.touch(0o600, exist_ok=False)
     except FileExistsError:
         pass
     except OSError as error:
