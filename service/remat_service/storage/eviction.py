@@ -27,13 +27,10 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
     async with database.write() as connection:
         if not await try_lock(connection, _LOCK):
             return 0
-        gone_hits = await connection.execute(
-            delete(requests).where(_HIT, requests.c.ended_at < database.clock.now() - timedelta(days=settings.hit_days))
-        )
-        done = await connection.execute(
-            delete(requests).where(requests.c.ended.is_(True), requests.c.ended_at < cutoff)
-        )
-        metrics.evicted.labels("request").inc(done.rowcount + gone_hits.rowcount)
+        hits_cutoff = database.clock.now() - timedelta(days=settings.hit_days)
+        for which, before in ((_HIT, hits_cutoff), (requests.c.ended.is_(True), cutoff)):
+            done = await connection.execute(delete(requests).where(which, requests.c.ended_at < before))
+            metrics.evicted.labels("request").inc(done.rowcount)
         await connection.execute(
             delete(solves).where(solves.c.state == "ended", ~exists().where(requests.c.solve_id == solves.c.id))
         )
@@ -63,13 +60,11 @@ async def _drop_weaker_proofs(connection: AsyncConnection) -> int:
         better.c.restricted_to == proofs.c.restricted_to,
         better.c.bound_ns > proofs.c.bound_ns,
     )
-    found = list((await connection.execute(select(proofs.c.id).where(outdone).limit(_BATCH * 5))).scalars())
-    if not found:
+    found = (await connection.scalars(select(proofs.c.id).where(outdone).limit(_BATCH * 5))).all()
+    if not found:  # requests are not looked through for nothing
         return 0
     named = select(requests.c.proof_id).where(requests.c.proof_id.in_(found))
-    kept = set((await connection.execute(named)).scalars())
-    done = await connection.execute(delete(proofs).where(proofs.c.id.in_([one for one in found if one not in kept])))
-    return done.rowcount
+    return (await connection.execute(delete(proofs).where(proofs.c.id.in_(found), proofs.c.id.not_in(named)))).rowcount
 
 
 async def _drop_hits(connection: AsyncConnection, over: int) -> int:
@@ -86,7 +81,7 @@ def _free() -> Any:
 
 
 async def _drop(connection: AsyncConnection, query: Any) -> int:
-    keys = list((await connection.execute(query)).scalars())
+    keys = (await connection.scalars(query)).all()
     for start in range(0, len(keys), _BATCH):
         await connection.execute(delete(graphs).where(graphs.c.key.in_(keys[start : start + _BATCH])))
     return len(keys)
@@ -117,6 +112,6 @@ async def unpin(database: Database, plan_id: str, tenant_id: str, problem_key: s
     """
     async with database.write() as connection:
         mine = pins.c.tenant_id == tenant_id, pins.c.problem_key == problem_key
-        own = (await connection.execute(delete(pins).where(*mine).returning(pins.c.plan_id))).scalars()
+        own = await connection.scalars(delete(pins).where(*mine).returning(pins.c.plan_id))
         kept = exists().where(pins.c.plan_id == plans.c.id)
         await connection.execute(update(plans).where(plans.c.id.in_([plan_id, *own]), ~kept).values(pinned=False))
