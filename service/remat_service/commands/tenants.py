@@ -18,7 +18,7 @@ from ..requests.attachments import drop_names
 from ..requests.completion import cancel_tenant
 from ..storage.tables import scopes, tenants
 from ..tenants import keys
-from ..tenants.keys import operator, raise_epoch
+from ..tenants.keys import operator
 from ..tenants.quotas import QUOTAS
 from .operate import in_context, in_database
 
@@ -203,7 +203,8 @@ def disown(name: str) -> None:
     """
 
     async def work(connection: AsyncConnection) -> None:
-        await raise_epoch(connection, (await keys.tenant_row(connection, name)).scope_id)
+        scope_id = (await keys.tenant_row(connection, name)).scope_id
+        await connection.execute(update(scopes).where(scopes.c.id == scope_id).values(epoch=scopes.c.epoch + 1))
 
     in_database(work, "tenants disown", name=name)
 
@@ -266,7 +267,7 @@ def join(name: Name, tenant: Tenant) -> None:
 
     Refused while solves of the tenant are under way. Ids of its earlier requests may be answered 404 or 410 meanwhile.
     """
-    in_database(lambda c: keys.join_group(c, name, tenant), "groups join", name=name, tenant=tenant)
+    in_database(lambda c: keys.move_tenant(c, tenant, name), "groups join", name=name, tenant=tenant)
 
 
 @groups_app.command("leave")
@@ -275,7 +276,7 @@ def leave(tenant: Tenant) -> None:
 
     Refused while solves of the tenant are under way.
     """
-    in_database(lambda c: keys.leave_group(c, tenant), "groups leave", tenant=tenant)
+    in_database(lambda c: keys.move_tenant(c, tenant, None), "groups leave", tenant=tenant)
 
 
 @groups_app.command("delete")

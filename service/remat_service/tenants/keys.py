@@ -110,8 +110,8 @@ async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
             raise Conflict(f"{name!r} has asked for something; `remat-service tenants disable {name}` shuts it out")
     if name == DEFAULT_TENANT:
         raise Conflict("the default tenant is made again at the next start")
-    ids = list((await connection.execute(select(api_keys.c.id).where(api_keys.c.tenant_id == tenant_id))).scalars())
-    await connection.execute(delete(api_keys).where(api_keys.c.tenant_id == tenant_id))
+    of_tenant = delete(api_keys).where(api_keys.c.tenant_id == tenant_id)
+    ids = list(await connection.scalars(of_tenant.returning(api_keys.c.id)))
     await connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
     await connection.execute(delete(scopes).where(scopes.c.name == _OF_TENANT + name))
     return ids
@@ -284,7 +284,7 @@ async def create_group(connection: AsyncConnection, name: str, everyone: bool = 
 
     Raises:
         Invalid: the name is taken, or another group is everyone's.
-        Conflict: as `join_group`.
+        Conflict: as `move_tenant`.
     """
     if await _scope(connection, _OF_GROUP + name) is not None:
         raise Invalid(f"there is a group {name!r} already")
@@ -294,28 +294,29 @@ async def create_group(connection: AsyncConnection, name: str, everyone: bool = 
     await _add_scope(connection, _OF_GROUP + name, everyone)
     if everyone:
         alone = select(tenants.c.name).join(scopes).where(scopes.c.name.startswith(_OF_TENANT, autoescape=True))
-        for tenant in (await connection.execute(alone)).scalars().all():
-            await join_group(connection, name, tenant)
+        for tenant in (await connection.scalars(alone)).all():
+            await move_tenant(connection, tenant, name)
 
 
-async def join_group(connection: AsyncConnection, group: str, tenant: str) -> None:
-    """Move a tenant into a group.
+async def move_tenant(connection: AsyncConnection, tenant: str, group: str | None) -> None:
+    """Move a tenant into a group; without one, back into a scope of its own.
 
     Raises:
         NotFound: there is no such group or tenant.
         Conflict: solves of the tenant are under way, whose results belong where they were asked for.
     """
-    await _move(connection, tenant, await _scope_of_group(connection, group))
-
-
-async def leave_group(connection: AsyncConnection, tenant: str) -> None:
-    """Move a tenant back into a scope of its own.
-
-    Raises:
-        NotFound: there is no such tenant.
-        Conflict: as `join_group`.
-    """
-    await _move(connection, tenant, await own_scope(connection, tenant))
+    scope_id = await (own_scope(connection, tenant) if group is None else _scope_of_group(connection, group))
+    # locked as a solve is queued (`tenants/quotas.py`): one that is being queued is seen here, or sees the move
+    row = (await connection.execute(select(tenants.c.id).where(tenants.c.name == tenant).with_for_update())).first()
+    if row is None:
+        raise NotFound(f"there is no tenant {tenant!r}")
+    asked = select(requests.c.solve_id).where(requests.c.tenant_id == row.id, requests.c.ended.is_(False))
+    theirs = or_(solves.c.tenant_id == row.id, solves.c.id.in_(asked))
+    found = select(func.count()).select_from(solves).where(solves.c.state.in_(("queued", "running")), theirs)
+    under_way = await connection.scalar(found)
+    if under_way:
+        raise Conflict(f"{under_way} solves of {tenant} are under way; wait for them, or cancel them", retry_after_s=60)
+    await connection.execute(update(tenants).where(tenants.c.id == row.id).values(scope_id=scope_id))
 
 
 async def delete_group(connection: AsyncConnection, name: str) -> None:
@@ -328,7 +329,7 @@ async def delete_group(connection: AsyncConnection, name: str) -> None:
     scope_id = await _scope(connection, _OF_GROUP + name)
     if scope_id is None:
         raise NotFound(f"there is no group {name!r}")
-    members = (await connection.execute(select(tenants.c.name).where(tenants.c.scope_id == scope_id))).scalars().all()
+    members = (await connection.scalars(select(tenants.c.name).where(tenants.c.scope_id == scope_id))).all()
     if members:
         raise Conflict(f"the group {name!r} has members, who have to leave first: {', '.join(sorted(members))}")
     await connection.execute(delete(scopes).where(scopes.c.id == scope_id))
@@ -352,11 +353,6 @@ async def groups(connection: AsyncConnection) -> dict[tuple[str, bool], list[str
 async def own_scope(connection: AsyncConnection, tenant: str) -> str:
     """The id of the scope that is a tenant's alone, made where it has none."""
     return await _scope(connection, _OF_TENANT + tenant) or await _add_scope(connection, _OF_TENANT + tenant)
-
-
-async def raise_epoch(connection: AsyncConnection, scope_id: str) -> None:
-    """Disown everything of a scope."""
-    await connection.execute(update(scopes).where(scopes.c.id == scope_id).values(epoch=scopes.c.epoch + 1))
 
 
 async def everyones(connection: AsyncConnection) -> Any:
@@ -384,20 +380,6 @@ async def _add_scope(connection: AsyncConnection, name: str, everyone: bool = Fa
         )
     )
     return scope_id
-
-
-async def _move(connection: AsyncConnection, tenant: str, scope_id: str) -> None:
-    # locked as a solve is queued (`tenants/quotas.py`): one that is being queued is seen here, or sees the move
-    row = (await connection.execute(select(tenants.c.id).where(tenants.c.name == tenant).with_for_update())).first()
-    if row is None:
-        raise NotFound(f"there is no tenant {tenant!r}")
-    asked = select(requests.c.solve_id).where(requests.c.tenant_id == row.id, requests.c.ended.is_(False))
-    theirs = or_(solves.c.tenant_id == row.id, solves.c.id.in_(asked))
-    found = select(func.count()).select_from(solves).where(solves.c.state.in_(("queued", "running")), theirs)
-    under_way = await connection.scalar(found)
-    if under_way:
-        raise Conflict(f"{under_way} solves of {tenant} are under way; wait for them, or cancel them", retry_after_s=60)
-    await connection.execute(update(tenants).where(tenants.c.id == row.id).values(scope_id=scope_id))
 
 
 def operator() -> str:
