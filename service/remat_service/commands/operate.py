@@ -173,7 +173,7 @@ def _seconds(number: float | None, unit: str = "") -> str:
 
 store_app = typer.Typer(no_args_is_help=True, help="List or remove what is stored, of all tenants.")
 
-_PARTS = (("plans", plans), ("proofs", proofs), ("bounds", bounds), ("floors", floors), ("efforts", efforts))
+_PARTS = (plans, proofs, bounds, floors, efforts)
 
 
 @store_app.command("list")
@@ -181,13 +181,13 @@ def list_store() -> None:
     """Every version of the solver that something stored comes from, and how much."""
 
     async def work(connection: AsyncConnection) -> list[str]:
-        every = union(*(select(table.c.solver) for _, table in _PARTS))
+        every = union(*(select(table.c.solver) for table in _PARTS))
         lines = []
-        for version in sorted((await connection.execute(every)).scalars()):
-            counts = []
-            for name, table in _PARTS:
-                query = select(func.count()).select_from(table).where(table.c.solver == version)
-                counts.append(f"{name} {await connection.scalar(query)}")
+        for version in sorted(await connection.scalars(every)):
+            counts = [
+                f"{table.name} {await connection.scalar(select(func.count()).where(table.c.solver == version))}"
+                for table in _PARTS
+            ]
             lines.append(f"{version or 'unknown'}  {'  '.join(counts)}")
         return lines
 
@@ -206,11 +206,10 @@ def purge(
     version = "" if solver == "unknown" else solver
 
     async def work(connection: AsyncConnection) -> list[str]:
-        found = []
-        for name, table in _PARTS:
-            done = await connection.execute(delete(table).where(table.c.solver == version))
-            found.append(f"{name} {done.rowcount}")
-        return found
+        return [
+            f"{table.name} {(await connection.execute(delete(table).where(table.c.solver == version))).rowcount}"
+            for table in _PARTS
+        ]
 
     typer.echo("  ".join(in_database(work, "store purge", solver=solver)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -264,16 +263,12 @@ def sole_owner(database: Database) -> Iterator[None]:
     if path is None:
         yield
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ServiceError(f"another service has {path} open; use PostgreSQL for more than one process") from None
         yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(handle)
 
 
 def is_outage(error: BaseException) -> bool:
