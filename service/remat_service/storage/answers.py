@@ -251,7 +251,6 @@ class CachedResponse(NamedTuple):
 
     snapshot: Snapshot
     keys: Keys
-    net_budget: int
     row: dict[str, Any]
     head: list[bytes]
     signed: list[str]
@@ -280,7 +279,7 @@ class ResponseCache:
         held = self._responses.get(key)
         if held is None or (retry is not None and await self.came_before(caller, retry)):
             return None
-        if await self._store.snapshot(held.keys, held.net_budget) != held.snapshot:
+        if await self._store.snapshot(held.keys, held.row["budget_bytes"]) != held.snapshot:
             self._responses.drop(key)
             return None
         return await self.give(caller, held, retry)
@@ -321,16 +320,8 @@ class ResponseCache:
         own = dict.fromkeys(("idempotency_key", "body_hash", "created_at", "ended_at", "seal"))
         row = {**row, **own, "id": _ID, "answer": {**row["answer"], "id": _ID}}
         text = None if proof is None else proof.text
-        held = CachedResponse(
-            found,
-            keys,
-            row["budget_bytes"],
-            row,
-            head_of(row["answer"]).split(_ID.encode()),
-            signed_text("requests", row).split(_ID),
-            plan,
-            text,
-        )
+        head, signed = head_of(row["answer"]).split(_ID.encode()), signed_text("requests", row).split(_ID)
+        held = CachedResponse(found, keys, row, head, signed, plan, text)
         size = _ROW_BYTES + len(plan or b"") + len(text or b"")
         self._responses.put((caller.tenant_id, caller.scope_id, caller.epoch, body), held, size)
         return held
