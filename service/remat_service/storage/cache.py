@@ -244,14 +244,11 @@ class Cache:
         """The cheapest plan that the verifier passes, and those that it does not."""
         if best is None or await self._verifier.text(keys.graph, problem, best.data, best.claimed) is not None:
             return best, []
-        broken = [best]
-        method_key = None if keys.any_method else keys.method
-        for other in await self._store.plans_within(keys.graph, problem.budget_bytes, method_key):
-            if other.id == best.id:
-                continue
-            if await self._verifier.text(keys.graph, problem, other.data, other.claimed) is not None:
-                return other, broken
-            broken.append(other)
+        broken: list[StoredPlan] = []
+        for each in await self._store.plans_within(keys, problem.budget_bytes):
+            if await self._verifier.text(keys.graph, problem, each.data, each.claimed) is not None:
+                return each, broken
+            broken.append(each)
         return None, broken
 
     async def _with_near(

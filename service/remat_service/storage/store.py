@@ -295,10 +295,6 @@ def _key(graph_key: str, net_budget: int = 0, method_key: str = "") -> dict[str,
     return {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": solver_version()}
 
 
-def _of_floor(graph_key: str) -> tuple[ColumnElement[bool], ...]:
-    return floors.c.graph_key == graph_key, floors.c.solver == solver_version()
-
-
 class Store:
     """The cache's tables: what takes a connection works in the caller's transaction; all else is one statement."""
 
@@ -445,21 +441,23 @@ class Store:
         key = {"graph_key": graph_key, "solver": solver_version()}
         fresh = {**key, "least_bytes": 0, "enough_bytes": None}
         await connection.execute(self._database.insert_new(floors), self._seals.sealed("floors", fresh))
-        of_graph = _of_floor(graph_key)
-        row = (await connection.execute(select(*_COLUMNS[Floor]).where(*of_graph).with_for_update())).one()
-        known = Floor(*row)
-        if not self.holds(known, graph_key):
-            known = Floor(0, None, None)
+        known = await self._floor(connection, graph_key, locked=True)
         enough = min((b for b in (known.enough_bytes, enough_bytes) if b is not None), default=None)
         merged = {"least_bytes": max(known.least_bytes, least_bytes), "enough_bytes": enough}
         if known.seal is None or merged != {"least_bytes": known.least_bytes, "enough_bytes": known.enough_bytes}:
-            await connection.execute(update(floors).where(*of_graph).values(self._seals.sealed("floors", key | merged)))
+            change = update(floors).where(*(floors.c[name] == value for name, value in key.items()))
+            await connection.execute(change.values(self._seals.sealed("floors", key | merged)))
 
     async def enough(self, connection: AsyncConnection, graph_key: str) -> int | None:
         """What budget is known to suffice for a graph."""
-        row = (await connection.execute(select(*_COLUMNS[Floor]).where(*_of_floor(graph_key)))).first()
-        known = None if row is None else Floor(*row)
-        return known.enough_bytes if known is not None and self.holds(known, graph_key) else None
+        return (await self._floor(connection, graph_key)).enough_bytes
+
+    async def _floor(self, connection: AsyncConnection, graph_key: str, locked: bool = False) -> Floor:
+        """What is claimed about a graph's least budget: nothing where the row is not there, or not what was stored."""
+        query = select(*_COLUMNS[Floor]).where(floors.c.graph_key == graph_key, floors.c.solver == solver_version())
+        row = (await connection.execute(query.with_for_update() if locked else query)).first()
+        known = None if row is None else Floor._make(row)
+        return known if known is not None and self.holds(known, graph_key) else Floor(0, None, None)
 
     async def put_effort(
         self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str, effort: Effort
@@ -493,16 +491,13 @@ class Store:
             del same["solver"]  # of whichever version
         await connection.execute(delete(table).where(*(table.c[name] == value for name, value in same.items())))
 
-    async def plans_within(self, graph_key: str, net_budget: int, method_key: str | None) -> list[StoredPlan]:
-        """The plans within a budget, cheapest first; of any method where `method_key` is None."""
-        query = (
-            select(*_COLUMNS[StoredPlan])
-            .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
-            .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
-        )
-        if method_key is not None:
-            query = query.where(plans.c.method_key == method_key)
-        return [StoredPlan._make(row) for row in await self._database.rows(query)]
+    async def plans_within(self, keys: Keys, net_budget: int) -> list[StoredPlan]:
+        """The plans within a budget that the method may use, cheapest first."""
+        query = select(*_COLUMNS[StoredPlan]).where(plans.c.graph_key == keys.graph, plans.c.peak_bytes <= net_budget)
+        if not keys.any_method:
+            query = query.where(plans.c.method_key == keys.method)
+        rows = await self._database.rows(query.order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id))
+        return [StoredPlan._make(row) for row in rows]
 
     async def plan(self, plan_id: str) -> StoredPlan | None:
         """A plan by its id."""
