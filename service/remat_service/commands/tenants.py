@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..clock import SYSTEM
 from ..context import Context
 from ..errors import NotFound
+from ..identity import ASKING
 from ..requests import operate
 from ..requests.attachments import drop_names
 from ..requests.completion import cancel_tenant
@@ -44,6 +45,7 @@ def create(
     days: Annotated[float | None, typer.Option(help="Days until it expires.")] = None,
 ) -> None:
     """Make a key and print it: the only time that it can be seen."""
+    allowed = scope or list(ASKING)
 
     async def work(connection: AsyncConnection) -> tuple[str, str]:
         if await connection.scalar(select(tenants.c.id).where(tenants.c.name == tenant)) is None:
@@ -51,9 +53,9 @@ def create(
                 raise NotFound(f"there is no tenant {tenant!r}; to make it together with the key, add --new-tenant")
             await keys.add_tenant(connection, tenant)
         expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
-        return await keys.add_key(connection, tenant, label, scope or ["solve", "read"], expires_at)
+        return await keys.add_key(connection, tenant, label, allowed, expires_at)
 
-    about = {"tenant": tenant, "label": label, "scopes": scope or ["solve", "read"]}
+    about = {"tenant": tenant, "label": label, "scopes": allowed}
     key_id, key = in_database(work, "keys create", more=lambda made: {"key": made[0]}, **about)
     typer.echo(f"key {key_id} for {tenant}", err=True)
     typer.echo(key)
@@ -65,7 +67,7 @@ def list_keys() -> None:
 
     async def work(connection: AsyncConnection) -> list[str]:
         return [
-            f"{row.id}  {row.name}  {row.prefix}…  {row.scopes}  {_state(row.revoked_at, row.expires_at)}  {row.label}"
+            f"{row.id}  {row.name}  {row.prefix}…  {row.scopes}  {_state(row)}  {row.label}"
             for row in await keys.all_keys(connection)
         ]
 
@@ -73,12 +75,12 @@ def list_keys() -> None:
         typer.echo(line.rstrip())
 
 
-def _state(revoked_at: object, expires_at: object) -> str:
-    if revoked_at is not None:
+def _state(row: Any) -> str:
+    if row.revoked_at is not None:
         return "revoked"
-    if expires_at is None:
+    if row.expires_at is None:
         return "valid"
-    return f"expired {expires_at}" if expires_at <= SYSTEM.now() else f"valid until {expires_at}"  # type: ignore[operator]
+    return f"expired {row.expires_at}" if row.expires_at <= SYSTEM.now() else f"valid until {row.expires_at}"
 
 
 @keys_app.command("rotate")
@@ -116,17 +118,11 @@ def add(
     ] = None,
 ) -> None:
     """Make a tenant."""
-    typer.echo(
-        in_database(
-            lambda c: keys.add_tenant(c, name, group, weight, identity_group),
-            "tenants add",
-            more=lambda tenant_id: {"tenant_id": tenant_id},
-            name=name,
-            group=group,
-            weight=weight,
-            identity_group=identity_group,
-        )
+    asked: dict[str, Any] = {"name": name, "group": group, "weight": weight, "identity_group": identity_group}
+    made = in_database(
+        lambda c: keys.add_tenant(c, **asked), "tenants add", more=lambda made: {"tenant_id": made}, **asked
     )
+    typer.echo(made)
 
 
 def _limit(kind: type[int] | type[float], help: str) -> Any:

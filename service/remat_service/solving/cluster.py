@@ -115,7 +115,7 @@ class Fleet:
         async with context.database.write() as connection:
             if await try_lock(connection, _LOCK):  # one process at a time is enough, of however many
                 ready = sum(each.free for each in await context.queue.waiting(connection))
-                if ready and not await _some_wait(manager):
+                if ready and not any(row["todo"] for row in await manager.list_queues_async(queue=QUEUE, task=TASK)):
                     missing = min(ready, _MOST_JOBS)
                     await self.carry(connection, missing)
         if taken or missing:
@@ -126,10 +126,6 @@ class Fleet:
         """One round, on connections of its own."""
         async with self._app().open_async() as app:
             return await self.round(app.job_manager)
-
-
-async def _some_wait(manager: JobManager) -> bool:
-    return any(row["todo"] for row in await manager.list_queues_async(queue=QUEUE, task=TASK))
 
 
 async def _forget_jobs_of_the_dead(manager: JobManager, stale_after_s: float) -> None:

@@ -11,10 +11,9 @@ has stored before it joins stays in its own scope: it is not shared, and found a
 
 from __future__ import annotations
 
-import base64
 import getpass
 import hashlib
-import os
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -37,7 +36,7 @@ _KEYS = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.
 
 def make_key() -> str:
     """A fresh key."""
-    secret = base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
+    secret = secrets.token_urlsafe(32)
     return PREFIX + secret + _checksum(secret)
 
 
@@ -376,7 +375,7 @@ async def _add_scope(connection: AsyncConnection, name: str, everyone: bool = Fa
     scope_id = SYSTEM.new_id()
     await connection.execute(
         scopes.insert().values(
-            id=scope_id, name=name, salt=os.urandom(32), epoch=0, everyone=everyone, created_at=SYSTEM.now()
+            id=scope_id, name=name, salt=secrets.token_bytes(32), epoch=0, everyone=everyone, created_at=SYSTEM.now()
         )
     )
     return scope_id
