@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..settings import Settings
@@ -40,7 +40,7 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
         metrics.evicted.labels("proof").inc(await _drop_weaker_proofs(connection))
         gone = await _drop(connection, _free().where(graphs.c.used_at < cutoff))
         while (over := await store_bytes(connection) - settings.store_bytes) > 0:
-            if hits := await _drop_hits(connection, over):
+            if hits := await drop_oldest(connection, 1 + over // HIT_BYTES, _HIT):
                 metrics.evicted.labels("request").inc(hits)
                 continue
             dropped = await _drop(connection, _free().order_by(graphs.c.used_at).limit(_BATCH))
@@ -67,9 +67,9 @@ async def _drop_weaker_proofs(connection: AsyncConnection) -> int:
     return (await connection.execute(delete(proofs).where(proofs.c.id.in_(found), proofs.c.id.not_in(named)))).rowcount
 
 
-async def _drop_hits(connection: AsyncConnection, over: int) -> int:
-    """Forget the oldest answered hits, as many as take so many bytes; how many there were."""
-    oldest = select(requests.c.id).where(_HIT).order_by(requests.c.id).limit(1 + over // HIT_BYTES)
+async def drop_oldest(connection: AsyncConnection, most: int, *which: ColumnElement[bool]) -> int:
+    """Forget the oldest of these requests, up to so many; how many there were."""
+    oldest = select(requests.c.id).where(*which).order_by(requests.c.id).limit(most)
     return (await connection.execute(delete(requests).where(requests.c.id.in_(oldest)))).rowcount
 
 
@@ -90,9 +90,12 @@ async def _drop(connection: AsyncConnection, query: Any) -> int:
 async def store_bytes(connection: AsyncConnection) -> int:
     """Bytes of graphs, plans, certificates and attachments in the store, and of the rows of hits."""
     total = HIT_BYTES * int(await connection.scalar(select(func.count()).select_from(requests).where(_HIT)) or 0)
-    for table in (graphs, plans, proofs, attachments):
-        total += int(await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0))) or 0)
-    return total
+    return total + sum([await rows_bytes(connection, table) for table in (graphs, plans, proofs, attachments)])
+
+
+async def rows_bytes(connection: AsyncConnection, table: Table, *which: ColumnElement[bool]) -> int:
+    """Bytes of what the rows of a table hold."""
+    return int(await connection.scalar(select(func.sum(table.c.size_bytes)).where(*which)) or 0)
 
 
 async def pin(database: Database, plan_id: str, tenant_id: str, problem_key: str) -> None:

@@ -37,7 +37,7 @@ _KEYS = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.
 def make_key() -> str:
     """A fresh key."""
     secret = secrets.token_urlsafe(32)
-    return PREFIX + secret + _checksum(secret)
+    return PREFIX + secret + hashed(secret)[:_CHECK_CHARS]
 
 
 def well_formed(key: str) -> bool:
@@ -45,11 +45,7 @@ def well_formed(key: str) -> bool:
     body = key.removeprefix(PREFIX)
     if not key.startswith(PREFIX) or len(body) != _SECRET_CHARS + _CHECK_CHARS or not body.isascii():
         return False
-    return _checksum(body[:_SECRET_CHARS]) == body[_SECRET_CHARS:]
-
-
-def _checksum(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()[:_CHECK_CHARS]
+    return hashed(body[:_SECRET_CHARS])[:_CHECK_CHARS] == body[_SECRET_CHARS:]
 
 
 def hashed(key: str) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import readable
 
 from ..errors import Conflict, RateLimited
 from ..identity import Caller
+from ..storage.eviction import drop_oldest, rows_bytes
 from ..storage.tables import attachments, graphs, plans, profile_reports, requests, solves, tenants
 
 QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
@@ -112,8 +113,7 @@ async def trim_requests(connection: AsyncConnection) -> int:
         mine = requests.c.tenant_id == tenant.id
         over = await _count(connection, select(requests.c.id).where(mine)) - tenant.most_requests
         if over > 0:
-            oldest = select(requests.c.id).where(mine, requests.c.ended.is_(True)).order_by(requests.c.id).limit(over)
-            gone += (await connection.execute(delete(requests).where(requests.c.id.in_(oldest)))).rowcount
+            gone += await drop_oldest(connection, over, mine, requests.c.ended.is_(True))
     return gone
 
 
@@ -121,15 +121,11 @@ async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
     """Bytes of the graphs that a tenant's requests name, with their plans, and of what was said of them since."""
     named = select(requests.c.graph_key).where(requests.c.tenant_id == tenant_id)
     mine = select(requests.c.id).where(requests.c.tenant_id == tenant_id)
-    total = 0
-    for table, key, ours in (
-        (attachments, attachments.c.request_id, mine),
-        (graphs, graphs.c.key, named),
-        (plans, plans.c.graph_key, named),
-    ):
-        found = await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(key.in_(ours)))
-        total += int(found or 0)
-    return total
+    return (
+        await rows_bytes(connection, attachments, attachments.c.request_id.in_(mine))
+        + await rows_bytes(connection, graphs, graphs.c.key.in_(named))
+        + await rows_bytes(connection, plans, plans.c.graph_key.in_(named))
+    )
 
 
 async def _limits(connection: AsyncConnection, caller: Caller) -> Any:
