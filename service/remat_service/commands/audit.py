@@ -39,20 +39,8 @@ from remat_solver import Evidence, method_named, solve, solver_version
 from ..identity import Caller, certifies, size_of
 from ..settings import Settings
 from ..storage.database import Database
-from ..storage.seals import WHOLE, Seals, names
-from ..storage.tables import (
-    bounds,
-    efforts,
-    floors,
-    graphs,
-    plans,
-    profile_reports,
-    profiles,
-    proofs,
-    requests,
-    scopes,
-    solves,
-)
+from ..storage.seals import SEALED, WHOLE, Seals, names
+from ..storage.tables import bounds, efforts, floors, graphs, metadata, plans, proofs, scopes, solves
 from ..storage.verifier import checksum, read_graph, unpack
 from ..tenants.keys import operator, record
 from .operate import opened
@@ -98,9 +86,9 @@ class Audit:
                 stored = await _stored(connection, key)
             if stored["graphs"]:  # else it was evicted meanwhile
                 await self._look(key, stored, chosen)
-        for table in (bounds, floors, efforts, solves, requests, profiles, profile_reports):
-            if self._seals is not None:
-                await self._check_seals(self._seals, table)
+        if self._seals is not None:
+            for name in SEALED:
+                await self._check_seals(self._seals, metadata.tables[name])
 
     async def _look(self, key: str, stored: _Rows, sample: frozenset[tuple[str, int, str]]) -> None:
         """Compare all that is stored about a graph, and solve again what is in the sample."""

@@ -301,19 +301,19 @@ class SolveRecord:
                     return budget, proof
             except (InvalidData, InvalidPlan) as error:
                 why = str(error)
-        self._context.metrics.rejections.labels("solver").inc()
-        log.error("a solver's certificate was refused", solve=self._claim.id, method=self._claim.row.method, why=why)
+        self._refused("certificate", why)
         return None
+
+    def _refused(self, what: str, why: str) -> None:
+        self._context.metrics.rejections.labels("solver").inc()
+        log.error(f"a solver's {what} was refused", solve=self._claim.id, method=self._claim.row.method, why=why)
 
     async def _judged(self, data: object, frame: dict[str, Any]) -> Any:
         try:
             plan = await asyncio.to_thread(read_plan, data)
             verdict = await self._context.verifier.verify(self._claim.net, plan)
         except (InvalidData, InvalidPlan) as error:
-            self._context.metrics.rejections.labels("solver").inc()
-            log.error(
-                "a solver's plan was refused", solve=self._claim.id, method=self._claim.row.method, why=str(error)
-            )
+            self._refused("plan", str(error))
             return None
         if self.cost_ns is not None and verdict.cost_ns > self.cost_ns:
             return None
@@ -326,14 +326,6 @@ class SolveRecord:
             last = await connection.scalar(select(func.max(events.c.seq)).where(events.c.solve_id == self._claim.id))
             self._seq = last or 0
         self._seq += 1
-        await connection.execute(
-            events.insert().values(
-                solve_id=self._claim.id,
-                seq=self._seq,
-                seconds=round(self.spent(), 3),
-                cost_ns=told["cost_ns"],
-                bound_ns=told["bound_ns"],
-                restricted_to=told["restricted_to"],
-                source=source,
-            )
-        )
+        point = {name: told[name] for name in ("cost_ns", "bound_ns", "restricted_to")}
+        point |= {"solve_id": self._claim.id, "seq": self._seq, "seconds": round(self.spent(), 3), "source": source}
+        await connection.execute(events.insert(), point)
