@@ -133,8 +133,8 @@ graphs = Table(
 )
 
 
-def _graph_column() -> Column[str]:
-    return Column("graph_key", _KEY, ForeignKey("graphs.key", ondelete="CASCADE"), nullable=False)
+def _graph_column(index: bool = False) -> Column[str]:
+    return Column("graph_key", _KEY, ForeignKey("graphs.key", ondelete="CASCADE"), nullable=False, index=index)
 
 
 def _seal_column() -> Column[str]:
@@ -145,9 +145,8 @@ problems = Table(
     "problems",
     metadata,
     Column("key", _KEY, primary_key=True),
-    _graph_column(),
+    _graph_column(index=True),
     Column("budget_bytes", BigInteger, nullable=False),
-    Index("ix_problems_graph_key", "graph_key"),
 )
 
 plans = Table(
@@ -249,7 +248,7 @@ solves = Table(
     Column("id", _ID, primary_key=True),
     Column("tenant_id", _ID, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
     Column("flight_key", _KEY, nullable=False),
-    _graph_column(),
+    _graph_column(index=True),
     Column("budget_bytes", BigInteger, nullable=False),
     Column("fixed_bytes", BigInteger, nullable=False),
     Column("method", String(50), nullable=False),
@@ -287,7 +286,6 @@ solves = Table(
     ),
     Index("ix_solves_state_priority", "state", "priority", "queued_at"),
     Index("ix_solves_tenant_id_state", "tenant_id", "state"),
-    Index("ix_solves_graph_key", "graph_key"),
 )
 
 requests = Table(

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
@@ -193,9 +193,13 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> str:
 
 async def any_key(connection: AsyncConnection) -> bool:
     """Whether some key would be accepted now."""
+    return await connection.scalar(select(api_keys.c.id).where(_valid()).limit(1)) is not None
+
+
+def _valid() -> ColumnElement[bool]:
+    """Whether a key is neither revoked nor expired."""
     lasts = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > SYSTEM.now())
-    query = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None), lasts).limit(1)
-    return await connection.scalar(query) is not None
+    return and_(api_keys.c.revoked_at.is_(None), lasts)
 
 
 async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
@@ -207,15 +211,12 @@ async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
     row = None
     if well_formed(key):
         query = (
-            _CALLERS.add_columns(
-                api_keys.c.id.label("key_id"), api_keys.c.scopes, api_keys.c.expires_at, api_keys.c.revoked_at
-            )
+            _CALLERS.add_columns(api_keys.c.id.label("key_id"), api_keys.c.scopes)
             .join(api_keys, tenants.c.id == api_keys.c.tenant_id)
-            .where(api_keys.c.secret_hash == hashed(key))
+            .where(api_keys.c.secret_hash == hashed(key), _valid(), tenants.c.disabled.is_(False))
         )
         row = (await connection.execute(query)).first()
-    dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= SYSTEM.now())
-    if row is None or dead or row.disabled:
+    if row is None:
         raise Unauthorized("this API key is not valid")
     return _caller(row, tuple(row.scopes.split()), row.key_id)
 
