@@ -8,14 +8,11 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 import remat
@@ -28,7 +25,7 @@ from releases.test_lane import stock as stock_of
 from remat.compile import carrier
 from remat.compile.carrier import Carrier
 from remat.profiling import measure
-from remat_ir import InvalidData, RematError
+from remat_ir import RematError
 from tiers import first
 
 AGAIN: dict[str, Any] = {"budget": remat.ActivationBytes("1GiB"), "planner": Again()}
@@ -78,37 +75,6 @@ class Counter(Layers):
         return self.layers(x).sum()
 
 
-class Printing(Layers):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers(x)
-        print("", end="")
-        return y.sum()
-
-
-class Branching(Layers):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers(x).sum()
-        return y * 2 if y.item() > 0 else y
-
-
-class Masked(Layers):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers(x)
-        return y[y > 0].sum()
-
-
-class Spectral(Layers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[0][0] = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
-        self.layers[1][0] = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
-        self.seen: Any = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = self.layers[:2](x)
-        return self.layers[2:](self.seen).sum()
-
-
 class Annealed(Layers):
     """A number that changes with each call."""
 
@@ -119,22 +85,15 @@ class Annealed(Layers):
         return (self.layers(x) * self.factor + (1 - self.factor)).sum()
 
 
-ORDINARY = (Annealed, Dataclass, Function, Scalar, Counter, Printing, Branching, Masked, Spectral)
-
-
-MOST = {Annealed: 4, Masked: 5}
-"""Plans in four steps: one for each number or size that the data give, and one of the part before."""
-
-
-@pytest.mark.parametrize("kind", first(5, ORDINARY), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Annealed, Dataclass, Function, Scalar, Counter])
 def test_ordinary_python_trains_by_plans(kind: Callable[[], nn.Module]) -> None:
-    """Arguments that are no tensors, state that changes, effects, numbers read from tensors, sizes by the data."""
+    """Arguments that are no tensors, and state that changes: a number of its own may have a plan of its own."""
     plain = kind()
     model = remat.enable(copy.deepcopy(plain), **AGAIN)
     for seed in range(4):
         x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
         assert step_differences(plain, model, (x,)) == []
-    assert 1 <= plans(model) <= MOST.get(kind, 3)
+    assert 1 <= plans(model) <= (4 if kind is Annealed else 3)
 
 
 @pytest.mark.parametrize("name", first(3, sorted(CASES)))
@@ -144,26 +103,6 @@ def test_a_module_trains_bit_for_bit(name: str) -> None:
     remat.enable(case.module, **AGAIN)
     assert measure.differences(expected, outcome(case, case.module)) == []
     assert plans(case.module)
-
-
-@pytest.mark.thorough
-def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
-    """Two graphs of Dynamo's serve all sizes; a small batch may use the bytes that a larger one's share came to."""
-    plain = Net()
-    model = remat.enable(copy.deepcopy(plain), budget="80%", planner="greedy")
-    for rows in (8, 6, 4, 8, 2, 1, 5):
-        x = (torch.randn(rows, 3, 12, 12),)
-        assert step_differences(plain, model, x) == []
-    assert len(model.forward.backend.graphs) <= 3  # a size of 1 is a graph of its own
-    assert plans(model) >= 6
-
-
-@pytest.mark.thorough
-def test_at_most_so_many_plans_are_held() -> None:
-    model = remat.enable(Printing(), most_plans=2, **GREEDY)
-    for rows in (8, 7, 6, 5, 4, 3):
-        model(torch.randn(rows, 16)).backward()
-    assert max(len(graph.made) for graph in model.forward.backend.graphs) == 2
 
 
 def test_the_module_stays_itself() -> None:
@@ -261,31 +200,3 @@ def test_what_cannot_be_planned_is_refused_or_runs_as_it_is() -> None:
     assert plans(model) == 1, "the part behind the embedding"
     with pytest.raises(remat.BudgetTooSmall, match="is enough"):
         remat.enable(Counter(), budget="1%", planner="greedy")(torch.randn(64, 16))
-    with pytest.raises(InvalidData, match="did you mean budget"):
-        remat.enable(Printing(), **{**GREEDY, "bugdet": "50%"})
-
-
-def _ranked(rank: int, address: str, found: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
-    results = []
-    for planned in (False, True):
-        torch.manual_seed(0)
-        model: nn.Module = Net()
-        if planned:
-            remat.enable(model, **AGAIN)
-        call = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
-        torch.manual_seed(1 + rank)
-        for _ in range(3):
-            call(torch.randn(4, 3, 12, 12)).backward()
-        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
-    found[rank] = all(map(torch.equal, *results)), plans(model)
-    dist.destroy_process_group()
-
-
-@pytest.mark.thorough
-def test_ranks_with_several_buckets_train_as_plain_ones_do(tmp_path: Path) -> None:
-    with mp.Manager() as manager:
-        found = manager.dict()
-        mp.spawn(_ranked, (str(tmp_path / "rendezvous"), found), nprocs=2)
-        assert dict(found) == {0: (True, 1), 1: (True, 1)}

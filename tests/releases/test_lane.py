@@ -288,12 +288,12 @@ def _rank(rank: int, address: str, found: Any) -> None:
         model: nn.Module = Net()
         if planned:
             remat.enable(model, **AGAIN)
-        call = nn.parallel.DistributedDataParallel(model)
+        call = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # several buckets
         torch.manual_seed(1 + rank)
-        for _ in range(2):
+        for _ in range(3):
             call(torch.randn(4, 3, 12, 12)).backward()
-        results.append([p.grad for p in model.parameters()])
-    found[rank] = all(map(torch.equal, *results))
+        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    found[rank] = all(map(torch.equal, *results)), len(plans_of(model).plans)
     dist.destroy_process_group()
 
 
@@ -302,4 +302,4 @@ def test_two_ranks_train_as_plain_ones_do(tmp_path: Any) -> None:
     with mp.Manager() as manager:
         found = manager.dict()
         mp.spawn(_rank, (str(tmp_path / "rendezvous"), found), nprocs=2)
-        assert dict(found) == {0: True, 1: True}
+        assert dict(found) == {0: (True, 1), 1: (True, 1)}
