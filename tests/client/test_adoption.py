@@ -68,27 +68,6 @@ def stock(model: nn.Module) -> list[torch.Tensor]:
     return trained(model, torch.compile(model, backend=aot_autograd(fw_compiler=nop, bw_compiler=nop), fullgraph=True))
 
 
-def test_backend_trains_as_stock(models: tuple[nn.Module, nn.Module]) -> None:
-    """torch.compile with remat's backend: equal bit for bit, by a verified plan that recomputes."""
-    plain, planned = models
-    expected = stock(plain)
-    backend = remat.backend(remat.Fraction(0.8), planner="greedy")
-    found = trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False))
-    assert equal(expected, found)
-    assert len(backend.answers) == 1
-    assert backend.answers[0].overhead > 0, "at this budget something has to be computed again"
-
-
-def test_backend_plans_each_shape(models: tuple[nn.Module, nn.Module]) -> None:
-    """Another shape is guarded against, compiled and planned anew."""
-    _, planned = models
-    backend = remat.backend(remat.Fraction(0.9), planner="greedy", max_gap=0.999)  # no better plan is looked for
-    run = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
-    for side in (8, 10, 8):
-        run(torch.randn(2, 3, side, side)).backward()
-    assert len(backend.answers) == 2
-
-
 @pytest.mark.thorough
 def test_a_copy_of_a_backend_is_the_backend() -> None:
     """Where Lightning is imported `torch.compile` copies its arguments, and a planner's locks have no copies."""

@@ -111,11 +111,6 @@ def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCapture
     assert caplog.text.count("other sizes than when the checkpoint was planned") == 1
 
 
-def test_a_bare_share_is_refused() -> None:
-    with pytest.raises(remat.RematError, match="50%"):
-        remat.checkpoint_contexts(block(), X, held=0.5)
-
-
 class Model(nn.Module):
     """Numbered blocks between an embedding and a loss."""
 
