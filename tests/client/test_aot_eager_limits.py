@@ -92,23 +92,6 @@ def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
             torch.testing.assert_close(gradient, eager.gradients[name], rtol=0.05, atol=1e-2)
 
 
-def test_batch_norm_trains_in_low_precision() -> None:
-    """Its running statistics are float32 next to bfloat16 values; inputs that are made up have each its own type."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = self.last(self.second(self.norm(self.first(x)).relu()))
-        return y.relu().float().mean()
-
-    torch.manual_seed(0)
-    parts = {"first": nn.Conv2d(3, 8, 3), "norm": nn.BatchNorm2d(8)}
-    module = module_of(forward, **parts, second=nn.Conv2d(8, 8, 3), last=nn.BatchNorm2d(8))
-    case = Case(module, (numbers(4, 3, 16, 16),), {}, None)
-    step = training_step(case.module, case.args, {})
-    stock = outcome(case, stock_of(case, step))
-    assert measure.differences(stock, outcome(case, callable_of(case, step, everything_again(step)))) == []
-
-
 def test_sparse_gradients_and_inputs_without_strides_are_refused_by_name() -> None:
     embedded = module_of(lambda self, x: self.inner(x).sum(), inner=nn.Embedding(8, 4, sparse=True))
     with pytest.raises(CaptureError, match=r"makes a sparse_coo tensor, .*use dense gradients \(sparse=False"):

@@ -74,13 +74,6 @@ def test_experts_train_as_without_a_plan(make: Any, how: str) -> None:
     assert (plan.answer.overhead or 0) > 0
 
 
-@pytest.mark.thorough
-def test_experts_in_a_loop_train_as_without_a_plan() -> None:
-    plain, model = qwen("eager"), qwen("eager")
-    remat.enable(model, budget="100%", planner="greedy")
-    assert equal(learned(plain), learned(model))
-
-
 class Layer(nn.Module):
     """A residual layer of experts that run in a loop."""
 
