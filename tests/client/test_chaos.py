@@ -29,7 +29,6 @@ from remat.planning.greedy import greedy_answer
 from remat.planning.http import Timeouts
 from remat.planning.options import SolveOptions
 from remat.planning.planner import CoordinatedPlanner, FallbackPlanner, planner_for
-from remat.planning.profiles import Profile
 from remat.planning.sources import ServicePlanner
 from remat.settings import settings
 from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, plain_peak, verify
@@ -100,32 +99,6 @@ def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Service, tmp_pa
     again = asking(served.url, tmp_path, patience_s=60.0).plan(asked, SolveOptions(time_limit_s=10.0))
     assert again.id is not None
     assert again.method == "auto"
-
-
-@pytest.mark.slow
-def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
-    asked = problem()
-    with serving(tmp_path) as running:
-        planner = ServicePlanner(running.url, timeouts=QUICK)
-        first = planner.plan(asked, SolveOptions(time_limit_s=10))
-        running.stop()
-        with pytest.raises(Unreachable):
-            service.poll(planner.http, str(first.id))
-        running.start()
-        found = service.poll(planner.http, str(first.id))
-    assert found.plan == first.plan
-
-
-@pytest.mark.thorough
-def test_the_profile_table_is_shared(served: Service, tmp_path: Path) -> None:
-    def table(name: str) -> Any:
-        planner = asking(served.url, tmp_path / name)
-        assert isinstance(planner.asked, FallbackPlanner)
-        return planner.profiles
-
-    assert table("a").put("cpu/test", {"k1": Profile(10, 0), "k2": Profile(20, 4)})["k1"] == Profile(10, 0)
-    assert table("b").put("cpu/test", {"k1": Profile(99, 9)}) == {"k1": Profile(10, 0)}
-    assert table("c").get("cpu/test", ["k1", "k2", "k3"]) == {"k1": Profile(10, 0), "k2": Profile(20, 4)}
 
 
 @pytest.mark.slow
