@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -51,25 +51,6 @@ memory = "MEMORY"
 context = "0MiB"
 bandwidth = 1e11
 peak = {float32 = 1e13}
-"""
-
-SCRIPT = """
-import torch
-from torch import nn
-
-def make_model(batch=64):
-    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(6)]
-    return Net(nn.ModuleList(layers)), torch.ones(batch, 32)
-
-class Net(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + layer(x)
-        return x.sum()
 """
 
 
@@ -225,13 +206,6 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "fit_script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
 class Net(nn.Module):
     """Blocks in a list."""
 
@@ -335,7 +309,9 @@ def test_checkpoints_run_each_block_again_and_keep_what_they_say(table: Path) ->
 
 
 @pytest.mark.thorough
-def test_fit_and_compare_on_the_command_line(script: Path, table: Path, tmp_path: Path) -> None:
+def test_fit_and_compare_on_the_command_line(table: Path, tmp_path: Path) -> None:
+    script = tmp_path / "fit_script.py"
+    script.write_text("from client.test_fit import make_model\n")
     run, cli = CliRunner(), ["--device", str(table), "--local", "-q", "--json"]
     found = run.invoke(app, ["fit", str(script), *cli, "-t", "2", "--optimizer", "adamw"])
     assert found.exit_code == 0, found.output
@@ -435,52 +411,51 @@ def test_a_bar_beyond_twice_the_time_ends_in_an_arrow(tmp_path: Path) -> None:
     curve_picture(tmp_path / "curve.png", answers, plain_peak(graph))
 
 
-PARTS = """
-import torch
-from torch import nn
+class WithTarget(nn.Module):
+    """The last part, with the loss."""
 
-class Last(nn.Module):
-    def __init__(self, body):
+    def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
-    def forward(self, x, *, target):
+    def forward(self, x: torch.Tensor, *, target: torch.Tensor) -> torch.Tensor:
         return (self.body(x) - target).square().mean()
 
-def make_model(stage, stages, batch=256, width=64, tp=1):
+
+def parts(stage: int, stages: int, batch: int = 256, width: int = 64, tp: int = 1) -> Any:
     inner = 256 // tp
     layers = [nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)) for _ in range(2)]
     body, x = nn.Sequential(*layers), torch.ones(batch, width)
-    return (body, x) if stage < stages - 1 else (Last(body), x, {"target": x})
-"""
+    return (body, x) if stage < stages - 1 else (WithTarget(body), x, {"target": x})
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> Path:
-    path = tmp_path / "pipeline_script.py"
-    path.write_text(PARTS)
-    return path
-
-
-@pytest.fixture
-def one_size(parts: Path) -> Path:
+def one_size(stage: int, stages: int, tp: int = 1) -> Any:
     """The parts without the argument `batch`: no largest one is looked for."""
-    parts.write_text(PARTS.replace("batch=256, ", "").replace("torch.ones(batch", "torch.ones(256"))
-    return parts
+    return parts(stage, stages, tp=tp)
 
 
-def fitted(parts: Path, memory: str, parallel: str, **options: Any) -> PipelineFit:
-    table, names = parts.with_suffix(".toml"), dict[str, Any]()
-    table.write_text(TABLE.replace("MEMORY", memory))
-    exec(parts.read_text(), names)
-    options = {"planner": "greedy", "time_limit_s": 0.5, **options}
-    found = predict(names["make_model"], str(table), parallel=parallel, **options)
-    assert isinstance(found, PipelineFit)
-    return found
+def wider(stage: int, stages: int, batch: int = 256) -> Any:
+    """Parts that do not follow each other."""
+    return parts(stage, stages, batch, 64 + stage)
+
+
+Fitted: TypeAlias = Callable[..., PipelineFit]
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Fitted:
+    def made(make: Callable[..., Any], memory: str, parallel: str, **options: Any) -> PipelineFit:
+        table = tmp_path / "device.toml"
+        table.write_text(TABLE.replace("MEMORY", memory))
+        found = predict(make, str(table), parallel=parallel, **{"planner": "greedy", "time_limit_s": 0.5, **options})
+        assert isinstance(found, PipelineFit)
+        return found
+
+    return made
 
 
 @pytest.mark.thorough
-def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
+def test_each_rank_of_a_pipeline_has_its_figures(fitted: Fitted) -> None:
     """Earlier stages hold more; plans for a device between the least and the plain peak take time, and fit."""
     large = fitted(one_size, "1GiB", "pp=2,micros=4", optimizer="adamw")
     first, last = large.ranks
@@ -505,7 +480,7 @@ def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_largest_micro_batch_fits_and_the_next_one_does_not(parts: Path) -> None:
+def test_the_largest_micro_batch_fits_and_the_next_one_does_not(fitted: Fitted) -> None:
     """Captured there: what is fitted between and beyond two batches is what a capture says."""
     found = fitted(parts, "24MiB", "pp=2,micros=4", max_overhead=0.2)
     plain, planned = found.largest_plain, found.largest_planned
@@ -521,13 +496,12 @@ def test_the_largest_micro_batch_fits_and_the_next_one_does_not(parts: Path) -> 
     assert one.ending == "fits without a plan"
     assert next_one.ending != "fits without a plan"
     assert most.overhead == pytest.approx(planned.overhead, abs=0.02)
-    parts.write_text(PARTS.replace(", batch=256", "").replace("batch", "256"))
-    unknown = fitted(parts, "24MiB", "pp=2,micros=4")
+    unknown = fitted(one_size, "24MiB", "pp=2,micros=4")
     assert unknown.largest_plain is unknown.largest_planned is None
     assert "largest" not in str(unknown)
 
 
-def test_layers_of_a_pipeline_may_be_split(one_size: Path) -> None:
+def test_layers_of_a_pipeline_may_be_split(fitted: Fitted) -> None:
     whole, part = (fitted(one_size, "1GiB", f"pp=2,schedule=ZBVZeroBubble,tp={tp}") for tp in (1, 2))
     assert part.ranks[0].fixed["parameters"] < 0.6 * whole.ranks[0].fixed["parameters"]
     assert part.ranks[0].stages == (0, 3)
@@ -544,24 +518,24 @@ def test_layers_of_a_pipeline_may_be_split(one_size: Path) -> None:
         ("schedule=1F1B", "write pp=4 too"),
     ],
 )
-def test_pipelines_that_cannot_be_are_refused(parts: Path, parallel: str, said: str) -> None:
+def test_pipelines_that_cannot_be_are_refused(fitted: Fitted, parallel: str, said: str) -> None:
     with pytest.raises(InvalidData, match=said):
         fitted(parts, "1GiB", parallel)
 
 
-def test_parts_must_follow_each_other(parts: Path) -> None:
-    parts.write_text(PARTS.replace("width=64", "width=None").replace("    inner", "    width = 64 + stage\n    inner"))
+def test_parts_must_follow_each_other(fitted: Fitted) -> None:
     with pytest.raises(InvalidData, match=r"stage 0 returns tensors of shapes \[\(256, 64\)\], and stage 1 takes"):
-        fitted(parts, "1GiB", "pp=2")
+        fitted(wider, "1GiB", "pp=2")
     with pytest.raises(InvalidData, match="gradients add up over the micro-batches"):
-        fitted(parts, "1GiB", "pp=2", release_gradients=True)
+        fitted(wider, "1GiB", "pp=2", release_gradients=True)
 
 
 @pytest.mark.thorough
-def test_the_command_says_each_ranks(parts: Path, tmp_path: Path) -> None:
-    table, png = tmp_path / "small.toml", tmp_path / "ranks.png"
+def test_the_command_says_each_ranks(tmp_path: Path) -> None:
+    script, table, png = (tmp_path / name for name in ("pipeline_script.py", "small.toml", "ranks.png"))
+    script.write_text("from client.test_fit import parts\n")
     table.write_text(TABLE.replace("MEMORY", "1GiB"))
-    command = ["fit", f"{parts}:make_model", "--device", str(table), "--parallel", "pp=2", "--local", "--quiet"]
+    command = ["fit", f"{script}:parts", "--device", str(table), "--parallel", "pp=2", "--local", "--quiet"]
     done = CliRunner().invoke(app, [*command, "--json", "--png", str(png), "--time-limit", "0.5"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
