@@ -14,7 +14,6 @@ import torch.utils.checkpoint
 from torch import nn
 
 import remat
-from client.comparing import equal, gradients
 from client.small_models import module_of, numbers
 from remat.chains.modules import ChainedModule
 from remat.chains.profile import chain_of, stage_cost
@@ -260,44 +259,28 @@ def test_a_module_that_comes_several_times(plan) -> None:  # type: ignore[no-unt
 
 
 def test_a_chain_takes_a_budget_or_segments() -> None:
-    stages, x = nn.Sequential(*convolutions(6)), numbers(4, 3, 12, 12)
-    reference = copy.deepcopy(stages)
-    torch.manual_seed(1)
-    expected = reference(x)
-    expected.sum().backward()
-    for segments, budget in ((3, None), (None, remat.Fraction(0.6))):
-        fresh = copy.deepcopy(stages)
-        planner = None if budget is None else "greedy"
-        chain = remat.optimize_chain(fresh, x, segments=segments, budget=budget, planner=planner)
-        torch.manual_seed(1)
-        found = chain(x)
-        found.sum().backward()
-        assert torch.equal(found, expected)
-        assert equal(gradients(fresh), gradients(reference))
-        assert equal(fresh.buffers(), reference.buffers())
-    asked: list[dict[str, Any]] = [{}, {"segments": 2, "budget": "1GiB"}]
-    for both in asked:
+    stages, x = convolutions(6), numbers(4, 3, 12, 12)
+
+    def planned(stages: list[nn.Module], **asked: Any) -> nn.Module:
+        return remat.optimize_chain(nn.Sequential(*stages), x, **asked)
+
+    trained_alike(stages, x, partial(planned, segments=3))
+    trained_alike(stages, x, partial(planned, budget=remat.Fraction(0.6), planner="greedy"))
+    wrong: list[dict[str, Any]] = [{}, {"segments": 2, "budget": "1GiB"}]
+    for asked in wrong:
         with pytest.raises(InvalidData, match="takes a budget, or a number of segments"):
-            remat.optimize_chain(stages, x, **both)
+            planned(stages, **asked)
 
 
 def test_a_chain_offloads_where_it_is_allowed_to() -> None:
     stages, x = [*convolutions(5), MeanSquare()], numbers(4, 3, 16, 16)
-    reference = copy.deepcopy(stages)
-    torch.manual_seed(1)
-    nn.Sequential(*reference)(x).backward()
-    trained = remat.optimize_chain(
-        stages, x, budget=remat.Fraction(0.6), planner="local", method="save-on-cpu", offload=True
-    )
+    asked: dict[str, Any] = {"planner": "local", "method": "save-on-cpu", "offload": True}
+    planned = partial(remat.optimize_chain, x=x, budget=remat.Fraction(0.6), **asked)
+    trained = trained_alike(stages, x, planned)
     assert trained.chain.link_bytes_per_s
     assert any(step.verb is Verb.OFFLOAD for step in trained.plan.steps)
-    torch.manual_seed(1)
-    trained(x).backward()
-    assert equal(gradients(trained), gradients(*reference))
     # a host that holds nothing leaves the plan that the client falls back on
-    narrow = remat.optimize_chain(
-        stages, x, budget=remat.Fraction(0.6), planner="local", method="save-on-cpu", offload=True, host_bytes=99
-    )
+    narrow = planned(stages, host_bytes=99)
     assert narrow.chain.host_bytes == 99
     assert not any(step.verb is Verb.OFFLOAD for step in narrow.plan.steps)
 
