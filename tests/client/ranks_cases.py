@@ -326,20 +326,6 @@ class Plain(nn.Module):
         return self.head(self.branches[0](x), self.branches[1](y))
 
 
-def steps(model: nn.Module, rows: int = 256) -> list[float]:
-    wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for step in range(3):
-        torch.manual_seed(10 * step + dist.get_rank())
-        loss = wrapped(data(step, rows), data(step + 7, rows))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    return found + [float(p.detach().double().square().sum()) for p in model.parameters()]
-
-
 def join_in_ddp() -> dict[str, Any]:
     """One graph on both ranks, though each measures its own times; the losses of plain training."""
     plain, planned = Plain(), Plain()
@@ -354,7 +340,7 @@ def join_in_ddp() -> dict[str, Any]:
         time_limit_s=3.0,
     )
     return {
-        **compared(plain, joined, steps),
+        **compared(plain, joined, lambda m: trained(m, DistributedDataParallel(m), rows=256, inputs=2)),
         "costs": joined.graph.op_cost_ns,
         "plan": joined.answer.cost_ns,
     }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ranks_training import message
+from small_models import FeedForward
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -34,19 +35,17 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 }
 
 
-class Block(nn.Module):
-    """Two layers, a normalization, dropout and a count of calls."""
+class Block(FeedForward):
+    """Dropout, and a count of calls."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        super().__init__(WIDTH, dropout=0.1)
         self.register_buffer("calls", torch.zeros(1))
         self.calls: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)
-        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+        return super().forward(x)
 
 
 def made(name: str) -> tuple[Any, list[Any]]:

@@ -44,7 +44,13 @@ def data(step: int, rows: int = 64, width: int = 32) -> torch.Tensor:
 
 
 def trained(
-    model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64, width: int = 32
+    model: nn.Module,
+    call: nn.Module,
+    steps: int = 3,
+    accumulate: bool = False,
+    rows: int = 64,
+    width: int = 32,
+    inputs: int = 1,
 ) -> list[float]:
     """Losses and the norm of all that was learned, after a few steps of SGD; with `no_sync` every other step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -53,7 +59,7 @@ def trained(
         torch.manual_seed(10 * step + dist.get_rank())
         alone = accumulate and step % 2 == 0
         with call.no_sync() if alone else nullcontext():
-            loss = call(data(step, rows, width)).square().mean()
+            loss = call(*(data(step + 7 * at, rows, width) for at in range(inputs))).square().mean()
             loss.backward()
         found.append(loss.item())
         if not alone:
