@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from remat.cli import main
+from remat.cli.app import BAD_INPUT
 
 
 @dataclass
@@ -26,6 +27,11 @@ class Ran:
     @property
     def data(self) -> Any:
         return json.loads(self.out)
+
+    def refused(self, says: str) -> None:
+        """Bad input: one line that says so, and nothing else."""
+        assert (self.code, self.out, self.err.count("\n")) == (BAD_INPUT, "", 1), self
+        assert says in self.err
 
 
 def written(path: Path, data: object) -> Path:

@@ -180,10 +180,8 @@ def test_a_file_of_no_use_is_one_line_and_exit_2(text: str, says: str, remat: An
     file = tmp_path / "bad.json"
     file.write_text(text)
     ran = remat("solve", file, "-f", "0.5", "--json")
-    assert (ran.code, ran.out) == (2, "")
+    ran.refused(says)
     assert ran.err.startswith(f"remat: {file}: ")
-    assert says in ran.err
-    assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -196,9 +194,7 @@ def test_a_file_of_no_use_is_one_line_and_exit_2(text: str, says: str, remat: An
         (("-f", "-0.5"), "fraction"),
         (("-f", "nan"), "finite"),
         (("-f", "0.5", "-m", "magic"), "unknown method 'magic'"),
-        (("-f", "0.5", "-t", "0"), "--time-limit"),
         (("-f", "0.5", "-t", "inf"), "--time-limit"),
-        (("-f", "0.5", "-g", "1.5"), "--max-gap"),
         (("-f", "0.5", "-O", "noequals"), "KEY=VALUE"),
         (("-f", "0.5", "-m", "greedy", "-O", "magic=1"), "no option 'magic'"),
         (("-f", "0.5", "--frobnicate"), "--frobnicate"),
@@ -208,16 +204,12 @@ def test_a_file_of_no_use_is_one_line_and_exit_2(text: str, says: str, remat: An
     ],
 )
 def test_bad_words_are_one_line_and_exit_2(words: tuple[str, ...], says: str, remat: Any, graph_file: Path) -> None:
-    ran = remat("solve", graph_file, "-q", *words)
-    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
-    assert says in ran.err
+    remat("solve", graph_file, "-q", *words).refused(says)
 
 
 def test_files_that_are_not_there(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     for words in (("solve", "no.json", "-f", "0.5"), ("verify", graph_file, "no.json", "-b", 9), ("show", tmp_path)):
-        ran = remat(*words)
-        assert (ran.code, ran.err.count("\n")) == (2, 1)
-        assert "cannot be read" in ran.err
+        remat(*words).refused("cannot be read")
     assert remat("solve").code == 2
     assert remat("frobnicate", graph_file).code == 2
 
@@ -292,10 +284,8 @@ def test_sweep_gives_the_curve(remat: Any, graph_file: Path, tmp_path: Path) -> 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(remat: Any, graph_file: Path) -> None:
     for words in (("sweep", graph_file), ("show", graph_file)):
         ran = remat(*words, "--png", "curve.docx")
-        assert ran.code == BAD_INPUT
-        assert ran.out == ""
-        assert ran.err.startswith("remat: curve.docx cannot be drawn: its name must end in one of ."), ran.err
-        assert ran.err.count("\n") == 1, "nothing had been solved by then"
+        ran.refused("cannot be drawn: its name must end in one of .")
+        assert ran.err.startswith("remat: curve.docx cannot"), "nothing had been solved by then"
 
 
 def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
@@ -420,10 +410,7 @@ def test_a_model_goes_out_and_its_solution_comes_back(form: str, remat: Any, fil
 def test_a_solution_of_another_budget_is_one_line(remat: Any, file: Path, tmp_path: Path) -> None:
     found = tmp_path / "found.sol"
     found.write_text("R_0_0 1\nR_77_0 1\n")
-    ran = remat("import-solution", file, found, "-b", "80%")
-    assert (ran.code, ran.out) == (BAD_INPUT, "")
-    assert "another graph, budget, method or option" in ran.err
-    assert ran.err.count("\n") == 1
+    remat("import-solution", file, found, "-b", "80%").refused("another graph, budget, method or option")
 
 
 @pytest.mark.parametrize("name", ["resnet-2", "random-10"])
@@ -527,9 +514,7 @@ def test_a_sweep_at_the_service_without_a_plan_or_with_too_many_budgets(
 ) -> None:
     words = ("sweep", graph_file, "--base-url", own.url, "--budgets")
     assert remat(*words, "1%", "-q").code == NOTHING_FOUND
-    refused = remat(*words, ",".join(f"{n}B" for n in range(1, 66)))
-    assert (refused.code, refused.err.count("\n")) == (BAD_INPUT, 1)
-    assert "more than the 64 allowed" in refused.err
+    remat(*words, ",".join(f"{n}B" for n in range(1, 66))).refused("more than the 64 allowed")
 
 
 @pytest.mark.parametrize("solves", [None, [], [{"id": "a"}, {"id": "b"}], [{"id": 1}], ["a"]])
