@@ -31,7 +31,7 @@ from remat.planning.options import SolveOptions
 from remat.planning.planner import CoordinatedPlanner, FallbackPlanner, planner_for
 from remat.planning.sources import ServicePlanner
 from remat.settings import settings
-from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, plain_peak, verify
+from remat_ir import Answer, Graph, Problem, Status, budget_at, plain_peak, verify
 from remat_service.settings import Settings
 from remat_service.web.app import create_app
 from service.database import PrivatePostgres
@@ -114,31 +114,6 @@ def test_a_step_starts_on_the_first_plan_of_a_solve_that_goes_on_for_others(serv
     now = service.poll(client.http, str(other.id))
     assert not now.status.ended
     service.cancel(client.http, str(other.id))
-
-
-@pytest.mark.slow
-def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: Path) -> None:
-    asked = hard()
-    planner = ServicePlanner(served.url, timeouts=QUICK)
-    answer = service.answer_of(
-        planner.http.call(**service.submission(asked, SolveOptions(time_limit_s=120, max_gap=0.0)))
-    )
-    assert not answer.status.ended
-    seen: list[Progress] = []
-    box: list[Answer] = []
-    waiting = threading.Thread(target=lambda: box.append(planner.wait(str(answer.id), on_progress=seen.append)))
-    waiting.start()
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not any(progress.cost_ns is not None for progress in seen):
-        time.sleep(0.1)
-    ran = remat_command("cancel", str(answer.id), "--base-url", served.url, "--json", folder=tmp_path)
-    waiting.join(60)
-    assert ran.returncode in (0, 4), ran.stderr
-    assert json.loads(ran.stdout)["id"] == answer.id
-    assert box
-    assert box[0].status in (Status.CANCELLED, Status.FEASIBLE, Status.OPTIMAL, Status.NOTHING_FOUND)
-    ran = remat_command("ls", "--base-url", served.url, "--json", folder=tmp_path)
-    assert answer.id in [row["id"] for row in json.loads(ran.stdout)]
 
 
 class InProcess(httpx2.AsyncBaseTransport):
