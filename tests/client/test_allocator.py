@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs
-from remat.lowering.allocator import LARGE_SEGMENT, MIB, Allocator, Block, Bytes, Settings
+from remat.lowering.allocator import MIB, Allocator, Block, Bytes, Settings
 from remat.planning.coordinator import Coordinator
 from remat.planning.greedy import greedy_answer
 from remat.profiling.room import ATTEMPTS, Room
@@ -39,27 +39,6 @@ def test_sizes_and_segments(requests: list[int], allocated: int, reserved: int) 
     for size in requests:
         allocator.allocate(size)
     assert allocator.now == Bytes(sum(requests), allocated, reserved)
-
-
-def test_a_freed_block_serves_the_smallest_request_that_it_fits_best() -> None:
-    allocator = Allocator()
-    six, _, three, last = (allocator.allocate(size * MIB) for size in (6, 2, 3, 2))
-    allocator.free(six)
-    allocator.free(three)
-    assert allocator.allocate(3 * MIB).start == three.start
-    assert allocator.allocate(4 * MIB).start == six.start
-    assert allocator.now.reserved == LARGE_SEGMENT
-    del last
-
-
-def test_expandable_segments_grow_by_what_is_missing_and_never_fragment_at_their_end() -> None:
-    allocator = Allocator(Settings(expandable=True))
-    first = allocator.allocate(15 * MIB)
-    allocator.allocate(25 * MIB)
-    assert allocator.now.reserved == 40 * MIB
-    allocator.free(first)
-    assert allocator.allocate(15 * MIB).start == first.start
-    assert allocator.now.reserved == 40 * MIB
 
 
 def test_settings_are_those_of_the_environment() -> None:
