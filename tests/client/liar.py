@@ -45,7 +45,6 @@ class Liar:
 
     url: str
     asked: list[Asked]
-    release: threading.Event
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def lying(script: Script) -> Iterator[Liar]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield Liar(f"http://127.0.0.1:{server.server_address[1]}", asked, release)
+        yield Liar(f"http://127.0.0.1:{server.server_address[1]}", asked)
     finally:
         release.set()
         server.shutdown()

@@ -28,7 +28,6 @@ from ranks_training import (
     data,
     message,
     sharded_budget,
-    sharded_moves,
     trained,
     unreduced,
 )
@@ -37,6 +36,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transferring import Mover
 
 import remat
 from remat import _compat
@@ -45,7 +45,7 @@ from remat.planning.options import SolveOptions
 from remat.planning.quick import Better
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import backend_of, plans_of
-from remat_ir import Answer, Graph, Problem, RematError
+from remat_ir import Answer, Graph, Link, Problem, RematError
 
 
 def ddp(**options: Any) -> dict[str, Any]:
@@ -443,7 +443,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sizes": sizes,
     "sharded_units": sharded_units,
     "sharded_budget": sharded_budget,
-    "sharded_moves": sharded_moves,
+    "sharded_moves": lambda: sharded_budget(Mover(None), share=0.6, link=Link(10**12, 10**12)),
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,
     "overlap": overlap,

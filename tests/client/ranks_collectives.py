@@ -348,21 +348,12 @@ def tensor_parallel() -> dict[str, Any]:
 
 
 def split_and_enabled(layers: Mapping[str, Any], sequence: int) -> dict[str, Any]:
+    """DTensor parameters in a module that is planned whole; activations may be split between its layers."""
     mesh = init_device_mesh("cpu", (2,))
     plain, planned = split(mesh, layers), split(mesh, layers)
     remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True, mode="graph")
     found = [taught(m, m, 16, sequence) for m in (plain, planned)]
     return {"plain": found[0], "planned": found[1], **made_by(planned)}
-
-
-def tensor_parallel_enabled() -> dict[str, Any]:
-    """DTensor parameters in a module that is planned whole."""
-    return split_and_enabled(COLUMNS_AND_ROWS, 0)
-
-
-def sequence_parallel() -> dict[str, Any]:
-    """The same with activations that are split between the layers."""
-    return split_and_enabled(SEQUENCES, 2)
 
 
 def two_dimensions() -> dict[str, Any]:
@@ -390,7 +381,7 @@ COLLECTIVE_CASES = {
     "stages_with_collectives": stages_with_collectives,
     "pipeline": pipeline,
     "tensor_parallel": tensor_parallel,
-    "tensor_parallel_enabled": tensor_parallel_enabled,
-    "sequence_parallel": sequence_parallel,
+    "tensor_parallel_enabled": lambda: split_and_enabled(COLUMNS_AND_ROWS, 0),
+    "sequence_parallel": lambda: split_and_enabled(SEQUENCES, 2),
     "two_dimensions": two_dimensions,
 }

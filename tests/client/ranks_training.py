@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transferring import Mover, traced_peak
+from transferring import traced_peak
 
 import remat
 from remat.profiling import measure
 from remat.training.enable import backend_of, plans_of
-from remat_ir import Link, RematError, host_peak
+from remat_ir import RematError, host_peak
 
 FRACTION = remat.Fraction(0.85)
 WIDE = 288  # six such layers are beyond the MiB of DDP's first bucket
@@ -151,8 +151,3 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
         "over": peak - division.allowed_bytes,
         "host": [host, sum(host_peak(each.graph, plan) for each, plan in chosen)],
     }
-
-
-def sharded_moves() -> dict[str, Any]:
-    """The same units, whose values all wait on the host."""
-    return sharded_budget(Mover(None), share=0.6, link=Link(10**12, 10**12))

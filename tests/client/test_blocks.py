@@ -92,7 +92,6 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(width, width), nn.Linear(width, 4 * width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(count))
-        self.seen: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)

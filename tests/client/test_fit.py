@@ -377,7 +377,9 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
         ("tp=2,tp=4", "'tp=4' is not a way"),
         ("dp=2,fsdp=4", "write one of them"),
         ("pp=2,fsdp=2", "no pp with dp, fsdp"),
+        ("pp=2,dp=2", "no pp with dp, fsdp"),
         ("micros=8", "write pp=4 too"),
+        ("schedule=1F1B", "write pp=4 too"),
         ("tp=2", "take the argument tp"),
         ("cp=2,ep=2", "take the argument cp and ep"),
     ],
@@ -514,8 +516,6 @@ def test_layers_of_a_pipeline_may_be_split(fitted: Fitted) -> None:
         ("pp=4,micros=2", "must be greater than or equal to the number of stages"),
         ("pp=2,schedule=Zigzag", "Unknown schedule name 'Zigzag'"),
         ("pp=2,schedule=PipelineScheduleSingle", "abstract"),
-        ("pp=2,dp=2", "no pp with dp, fsdp"),
-        ("schedule=1F1B", "write pp=4 too"),
     ],
 )
 def test_pipelines_that_cannot_be_are_refused(fitted: Fitted, parallel: str, said: str) -> None:

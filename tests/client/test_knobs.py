@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from client.comparing import equal, gradients
 from client.small_models import module_of
 from remat.planning.checkpoints import STACKS, best_flags, evaluated, every_setting, numbered_blocks
 from remat.profiling.measure import peak_memory
@@ -27,42 +29,30 @@ def block(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def stepped(run: Any, module: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
-    """The gradients of one step, and the bytes that autograd holds between its passes, the parameters' left out."""
-    held: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+X = torch.linspace(-1, 1, 256 * 64).reshape(256, 64)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
+def stepped(run: Any, module: nn.Module, x: torch.Tensor = X) -> list[torch.Tensor | None]:
+    """The gradients of one step."""
     module.zero_grad()
     torch.manual_seed(1)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = run(x).square().mean()
-    loss.backward()
-    return [p.grad.clone() for p in module.parameters() if p.grad is not None], sum(held.values())
+    run(x).square().mean().backward()
+    return gradients(module)
 
 
-X = torch.linspace(-1, 1, 256 * 64).reshape(256, 64)
+def checkpointed(module: nn.Module, contexts: Any) -> Callable[[torch.Tensor], Any]:
+    return lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("held", ["40%", "80%"])
 def test_selective_checkpoints_by_a_plan(held: str, dropout: float) -> None:
-    """Gradients are bit for bit those of the plain step; what is held is no more than was asked for."""
+    """Gradients are bit for bit those of the plain step."""
     module = block(dropout)
-    plain, _ = stepped(module, module, X)
+    plain = stepped(module, module)
     contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held=held, planner="greedy")
-
-    def run(x: torch.Tensor) -> Any:
-        return checkpoint(module, x, use_reentrant=False, context_fn=contexts)
-
     for _ in range(2):  # each call has contexts of its own
-        found, _ = stepped(run, module, X)
-        assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+        assert equal(plain, stepped(checkpointed(module, contexts), module))
     assert contexts.overhead > 0
     assert any(save for rows in contexts.saved.values() for save, _ in rows)
 
@@ -93,21 +83,19 @@ def test_in_place_operators_are_computed_again_or_refused(held: str) -> None:
         return self.two(self.one(x).add_(1.0).mul_(2.0).tanh())
 
     module = module_of(forward, one=nn.Linear(64, 64), two=nn.Linear(64, 64))
-    plain, _ = stepped(module, module, X)
+    plain = stepped(module, module)
     contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held=held, planner="greedy")
-    found: list[torch.Tensor] = []
     with contextlib.suppress(remat.CaptureError):
-        found, _ = stepped(lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts), module, X)
-    assert not found or all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+        found = stepped(checkpointed(module, contexts), module)
+        assert equal(plain, found)
 
 
 @pytest.mark.thorough
 def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     module = block()
     contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held="50%", planner="greedy")
-    plain, _ = stepped(module, module, X[:8])
-    found, _ = stepped(lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts), module, X[:8])
-    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    plain = stepped(module, module, X[:8])
+    assert equal(plain, stepped(checkpointed(module, contexts), module, X[:8]))
     assert caplog.text.count("other sizes than when the checkpoint was planned") == 1
 
 
@@ -130,25 +118,18 @@ class Model(nn.Module):
         return x.square().mean()
 
 
-def _trained(model: nn.Module) -> list[torch.Tensor]:
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(1)
-    model(X).backward()
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("share", ["85%", "60%"])
 def test_a_whole_model_is_checkpointed_block_by_block_within_one_budget(share: str, dropout: float) -> None:
     """Gradients are bit for bit those of the plain step; the measured peak is within the budget and the promise."""
     model = Model(dropout)
-    plain = _trained(model)
+    plain = stepped(model, model)
     model.zero_grad(set_to_none=True)
     plain_bytes = peak_memory(lambda: model(X).backward()).peak_bytes
     policy = remat.checkpoint_policy(model, X, budget=share, planner="local", time_limit_s=3)
     assert policy.contexts
-    assert all(torch.equal(a, b) for a, b in zip(_trained(model), plain, strict=True))
+    assert equal(plain, stepped(model, model))
     model.zero_grad(set_to_none=True)
     measured = peak_memory(lambda: model(X).backward()).peak_bytes
     assert measured == policy.measured_bytes - policy.fixed_bytes
