@@ -110,14 +110,3 @@ def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None
         planned.eval()(x)
     planned.train()(x).backward()
     assert len(plans_of(planned).plans) == 1
-
-
-def test_a_graph_may_be_kept_for_a_second_backward_pass(models: tuple[nn.Module, nn.Module]) -> None:
-    """retain_graph=True: the gradients of the second pass are those of the first."""
-    planned = remat.enable(models[1], budget=remat.Fraction(0.8), planner="greedy")
-    loss = planned(torch.randn(2, 3, 8, 8))
-    loss.backward(retain_graph=True)
-    first = [p.grad.clone() for p in planned.parameters() if p.grad is not None]
-    planned.zero_grad()
-    loss.backward()
-    assert equal(first, [p.grad for p in planned.parameters() if p.grad is not None])
