@@ -100,11 +100,11 @@ class Model(nn.Module):
         return self.last(x).square().mean()
 
 
-def peak_bytes(model: nn.Module, x: torch.Tensor) -> int:
+def peak_bytes(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     """Of a real step, above what was there before it; the second, since libraries keep what the first one allocates."""
     for _ in range(2):
         model.zero_grad()
-        found = measure.peak_memory(measure.forward_backward(model, (x,))).peak_bytes
+        found = measure.peak_memory(measure.forward_backward(model, args, kwargs)).peak_bytes
     model.zero_grad()
     return found
 
@@ -294,18 +294,11 @@ def test_blocks_of_a_transformer_share_one_budget() -> None:
     tokens = torch.randint(0, 200, (4, 128), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": tokens, "labels": tokens}
     plain, planned = model(), model()
-
-    def peak(of: nn.Module) -> int:
-        for _ in range(2):
-            of.zero_grad()
-            found = measure.peak_memory(measure.forward_backward(of, (), batch)).peak_bytes
-        return found
-
-    budget = remat.ActivationBytes(peak(plain) // 2)
+    budget = remat.ActivationBytes(peak_bytes(plain, **batch) // 2)
     step = measure.forward_backward(planned, (), batch)
     found = divided(planned.transformer.h, step, budget, planner="local", time_limit_s=3.0)
     assert found.calls == 4
     assert 0 < found.overhead < 0.25
-    assert peak(planned) <= budget.size
+    assert peak_bytes(planned, **batch) <= budget.size
     one, other = (measure.outcome(m, measure.forward_backward(m, (), batch)) for m in (plain, planned))
     assert measure.differences(one, other) == []
