@@ -30,7 +30,7 @@ from remat.planning.planner import CoordinatedPlanner, FallbackPlanner
 from remat.planning.profiles import Profile, ProfileTable
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
-from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, budget_at, problem_digest, verify
+from remat_ir import Answer, Compute, Free, InvalidData, Plan, Problem, budget_at, plan_of, problem_digest, verify
 
 prims = torch.ops.prims
 TIGHT = remat.Fraction(0.75)
@@ -301,25 +301,12 @@ class Thrasher(GreedyPlanner):
     """Plans that are right, and compute a forward op again and again."""
 
     def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        """The greedy plan with its first op that may be run again run three times for each op of the graph."""
-        answer = super().plan(problem, options)
+        """The first op that may be run again is run three times for each op of the graph, before the backward pass."""
         graph = problem.graph
         op = next(i for i, cost in enumerate(graph.op_cost_ns) if cost and i not in graph.once)
-        made = [v for v, maker in enumerate(graph.value_op) if maker == op]
-        again = [Compute(op), *(Free(v) for v in made)] * (3 * len(graph.op_cost_ns))
-        assert isinstance(answer.plan, Plan)
-        steps = list(answer.plan.steps)
-        live: set[int] = set()
-        for position, step in enumerate(steps):
-            live -= {step.value} if isinstance(step, Free) else set()
-            if isinstance(step, Compute):
-                live |= {v for v, maker in enumerate(graph.value_op) if maker == step.op}
-            ready = op in {s.op for s in steps[: position + 1] if isinstance(s, Compute)}
-            if ready and not live & set(made) and set(graph.op_inputs[op]) <= live:
-                plan = Plan((*steps[: position + 1], *again, *steps[position + 1 :]))
-                verdict = verify(problem, plan)
-                return replace(answer, cost_ns=verdict.cost_ns, peak_bytes=verdict.peak_bytes, plan=plan, bound_ns=0)
-        raise AssertionError("no place to thrash")
+        again = [op] * (3 * graph.ops)
+        sequence = [*range(graph.backward_from), *again, *range(graph.backward_from, graph.ops)]
+        return Answer.of_plan(problem, plan_of(graph, sequence), method="thrasher")
 
 
 class Untimed(ProfileTable):
@@ -342,18 +329,14 @@ class TwiceOver(GreedyPlanner):
         """The forward pass, the turn, the forward pass again, the backward pass."""
         graph, answer = problem.graph, super().plan(problem, options)
         stays = {v for v, op in enumerate(graph.value_op) if op in graph.once} | set(graph.keep)
-        again = [o for o in range(graph.backward_from) if o not in graph.once and not set(_made(graph, o)) & stays]
+        again = [o for o in range(graph.backward_from) if o not in graph.once and not set(graph.op_values[o]) & stays]
         again = again[self.share]
         steps = [Compute(op) for op in range(graph.backward_from)]
-        freed = [Free(v) for op in again for v in _made(graph, op)]
+        freed = [Free(v) for op in again for v in graph.op_values[op]]
         rest = [Compute(op) for op in range(graph.backward_from, len(graph.op_cost_ns))]
         plan = Plan((*steps, *freed, rest[0], *(Compute(op) for op in again), *rest[1:]))
         verdict = verify(problem, plan)
         return replace(answer, cost_ns=verdict.cost_ns, peak_bytes=verdict.peak_bytes, plan=plan, overhead=1.0)
-
-
-def _made(graph: Graph, op: int) -> list[int]:
-    return [value for value, maker in enumerate(graph.value_op) if maker == op]
 
 
 def planned_by(planner: GreedyPlanner, model: nn.Module) -> tuple[Any, Any]:
