@@ -159,17 +159,12 @@ STEP = graph_of([3, 3, 3, 3], [1, 2, 2, 1], [[], [0], [1], [2]]).to_json()
         ('{"format": "remat-graph/1"', "line 1 column"),
         ("[1, 2]", "must be an object, not an array"),
         ('{"format": "other/1"}', "format must be one of remat-graph/1"),
-        ('{"op_cost_ns": [1]}', "format must be one of"),
-        ('{"format": "remat-graph/1", "op_cost_ns": [NaN]}', "NaN"),
-        ("\x00\x01", "not JSON"),
-        ("[" * 100_000, "nested too deeply"),
         (json.dumps(STEP | {"op_cost_ns": [3, -1, 3, 3]}), "op 1: cost_ns must not be negative"),
         (
             json.dumps(STEP | {"op_inputs": [[], [0], [3], [2]]}),
             "op 2: reads value 3, which op 3 makes: a forward reference or a cycle",
         ),
         (json.dumps(CHAIN.to_json() | {"forward_ns": [1, 2]}), "backward_ns has 6 entries where there are 2 stages"),
-        (json.dumps(JOIN.to_json() | {"lengths": [4, -1]}), "branch 1: length must not be negative"),
         (
             json.dumps(to_node_link(GRAPH) | {"links": [{"source": 0}]}),
             "links[0]: there is no node None for its target (at /links/0/target)",
