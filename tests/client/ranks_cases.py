@@ -31,6 +31,7 @@ from ranks_training import (
     trained,
     unreduced,
 )
+from small_models import Joined
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
@@ -315,20 +316,9 @@ def stages(count: int = 4, width: int = 32) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(count)))
 
 
-class Plain(nn.Module):
-    """Branches and their head without a plan."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branches, self.head = nn.ModuleList([stages(), stages()]), Distance()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.head(self.branches[0](x), self.branches[1](y))
-
-
 def join_in_ddp() -> dict[str, Any]:
     """One graph on both ranks, though each measures its own times; the losses of plain training."""
-    plain, planned = Plain(), Plain()
+    plain, planned = (Joined([stages(), stages()], Distance()) for _ in range(2))
     inputs = [data(0, 256), data(1, 256)]
     joined = remat.optimize_chain(
         [list(b) for b in planned.branches],

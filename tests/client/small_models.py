@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +68,19 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Joined(nn.Module):
+    """Branches, each with an input of its own, whose ends meet in a head; without a plan."""
+
+    def __init__(self, branches: Iterable[Iterable[nn.Module]], head: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(*branch) for branch in branches)
+        self.head = head
+
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(*(branch(x) for branch, x in zip(self.branches, xs, strict=True)))
+        return found
 
 
 @case

@@ -13,7 +13,7 @@ from torch import nn
 
 import remat
 from client.comparing import equal
-from client.small_models import module_of, numbers
+from client.small_models import Joined, module_of, numbers
 from client.test_chain_training import Branching, outcome
 from drawn import examples
 from remat.chains.modules import JoinedModule
@@ -82,29 +82,11 @@ CASES: dict[str, tuple[Callable[[int], tuple[Branches, nn.Module]], int]] = {
 }
 
 
-class Plain(nn.Module):
-    """The same network without a plan."""
-
-    def __init__(self, branches: Branches, head: nn.Module) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.ModuleList(branch) for branch in branches)
-        self.head = head
-
-    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
-        ends = []
-        for branch, x in zip(self.branches, xs, strict=True):
-            y = x
-            for stage in branch:
-                y = stage(y)
-            ends.append(y)
-        return self.head(*ends)
-
-
 def inputs(branches: int) -> list[torch.Tensor]:
     return [numbers(16, 8, 32, 32) * (j + 1) for j in range(branches)]
 
 
-def check(planned: JoinedModule, reference: Plain, xs: list[torch.Tensor]) -> None:
+def check(planned: JoinedModule, reference: Joined, xs: list[torch.Tensor]) -> None:
     """The same loss, gradients, buffers, random state and number of hook calls, in a first and in a second step."""
     found = []
     for module in (reference, planned):
@@ -130,7 +112,7 @@ RUNS = [
 @pytest.mark.parametrize(("name", "method"), RUNS)
 def test_branches_train_exactly_within_the_budget(name: str, method: str) -> None:
     make, branches = CASES[name]
-    whole, xs = Plain(*make(branches)), inputs(branches)
+    whole, xs = Joined(*make(branches)), inputs(branches)
     reference = copy.deepcopy(whole)
     lists = [list(branch) for branch in whole.branches]
     planned = remat.optimize_chain(
@@ -153,7 +135,7 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
 
     head = module_of(lambda self, a, b: (a * b).square().mean())
     for order in ([1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]):
-        reference, fresh = (copy.deepcopy(Plain(towers, head)) for _ in range(2))
+        reference, fresh = (copy.deepcopy(Joined(towers, head)) for _ in range(2))
         lists = [list(branch) for branch in fresh.branches]
         profiled = join_of(lists, fresh.head, xs)
         problem = Problem(profiled.graph(order), 2**50)
