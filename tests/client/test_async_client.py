@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from client.liar import Said, in_turn, lying
-from remat.errors import InvalidResponse, ServiceError, Unreachable
+from remat.errors import InvalidResponse, NotAllowed, ServiceError, Unreachable
 from remat.planning.async_client import AsyncRemat
 from remat.planning.http import Timeouts
 from remat_ir import Answer, InvalidData, Problem, Status, budget_at, plain_peak, verify
@@ -79,13 +79,19 @@ async def test_a_refused_problem_does_not_take_the_others_along(tmp_path: Path) 
 
 
 @pytest.mark.thorough
-async def test_deadlines_and_checks_are_those_of_the_blocking_client() -> None:
-    """A server that hangs is left in time, and a liar is not believed."""
+async def test_deadlines_retries_and_checks_are_those_of_the_blocking_client() -> None:
+    """A server that hangs is left in time, one that fails is asked again with the same key, a liar is not believed."""
     problem = Problem(training_graph(4), plain_peak(training_graph(4)))
     with lying(in_turn(Said(hang=True))) as hanging:
         async with AsyncRemat(hanging.url, timeouts=Timeouts(read=0.3, write=0.3), patience_s=0.5) as client:
             with pytest.raises(Unreachable):
                 await client.solve(problem, time_limit_s=0.5)
+    with lying(in_turn(Said(503), Said(401))) as failing:
+        async with AsyncRemat(failing.url) as client:
+            with pytest.raises(NotAllowed):
+                await client.solve(problem)
+        keys = {request.headers["idempotency-key"] for request in failing.asked}
+        assert (len(failing.asked), len(keys)) == (2, 1)
     with lying(in_turn(Said(200, {"status": "optimal"}))) as liar:
         async with AsyncRemat(liar.url) as client:
             with pytest.raises(InvalidResponse):
