@@ -24,6 +24,7 @@ from remat_solver.backends import engine as engine_module
 from remat_solver.backends.engine import ENGINES, Engine, last_word
 from remat_solver.deadline import Deadline
 from remat_solver.program import Builder, Floats, Program, Term
+from solver.processes import environment, printed
 from solver.programs import brute_optimum, hard_program, random_program
 from tiers import first
 
@@ -221,10 +222,7 @@ def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
                              on_improvement=lambda *news: print("news", flush=True))
         """
     )
-    paths = os.pathsep.join(path for path in sys.path if path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
-    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment())
     try:
         parent.stdout.readline()  # the engine runs
         family = psutil.Process(parent.pid).children(recursive=True)
@@ -250,15 +248,7 @@ def test_the_worker_imports_only_its_own_engine() -> None:
         + engine_module._WORKER.replace("main(sys.argv[1:])", "").replace("\n", ";").rstrip(";")
         + ";print([m for m in ('highspy', 'pulp', 'numba', 'networkx', 'scipy') if m in sys.modules])"
     )
-    paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert done.stdout.strip() == "[]"
+    assert printed(script).strip() == "[]"
 
 
 def wide_program(columns: int) -> Program:

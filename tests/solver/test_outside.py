@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from remat_ir import InvalidData, Problem, Status, plain_peak
 from remat_solver import METHODS, solve
 from remat_solver.contradiction import LOG
 from solver.little import little_graph
+from solver.processes import environment
 
 CODE = """
 from dataclasses import dataclass
@@ -99,9 +99,8 @@ def test_the_command_line_finds_it(outside: Path) -> None:
     graph = little_graph(3, 9)
     file = outside / "graph.json"
     file.write_text(json.dumps(graph.to_json()))
-    paths = os.pathsep.join(map(str, (outside, *(Path(__file__).parents[2] / part for part in ("solver", "client")))))
     command = [sys.executable, "-c", "from remat.cli import main; main()", "solve", str(file), "--local"]
     command += ["--budget", "100%", "--method", "plainest", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=250)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["method"] == "plainest"
