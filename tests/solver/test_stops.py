@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.graphs.instances import instance
 
-from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
+from remat_ir import Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.blocks.segments import joined, segments_of
@@ -32,33 +32,48 @@ from solver.test_offload import linked_chain
 LINK = Link(10**9, 10**9)
 
 
-def staged_program(graph: Graph, stop: Callable[[], bool]) -> object:
-    view = view_of(Problem(graph, plain_peak(graph) - 1))
-    rows = Rows({graph.ops // 3, graph.ops - 1}, recomputations={graph.ops - 1: {0, 1}})
-    rows.cut(graph.ops // 2)
+LITTLE = little_graph(3, 40)
+
+
+def staged_program(stop: Callable[[], bool]) -> object:
+    view = view_of(Problem(LITTLE, plain_peak(LITTLE) - 1))
+    rows = Rows({LITTLE.ops // 3, LITTLE.ops - 1}, recomputations={LITTLE.ops - 1: {0, 1}})
+    rows.cut(LITTLE.ops // 2)
     return write(view, rows, scale_of(view), stop=stop)
 
 
-def transfer_program(graph: Graph, stop: Callable[[], bool]) -> object:
-    view = view_of(Problem(graph.with_link(LINK), plain_peak(graph) - 1))
-    return relax(view, LINK, (graph.ops // 3, graph.ops - 1), {1: {0, 1}}, stop)
+def transfer_program(stop: Callable[[], bool]) -> object:
+    view = view_of(Problem(LITTLE.with_link(LINK), plain_peak(LITTLE) - 1))
+    return relax(view, LINK, (LITTLE.ops // 3, LITTLE.ops - 1), {1: {0, 1}}, stop)
 
 
-def blocks(graph: Graph, stop: Callable[[], bool]) -> object:
-    segments = segments_of(graph)
-    return joined(segments, 8, stop)
-
-
-@pytest.mark.parametrize("write_all", [staged_program, transfer_program, blocks])
-def test_nothing_is_written_after_the_look_that_says_stop(write_all: Callable[..., Any]) -> None:
-    graph = instance("gpt-6") if write_all is blocks else little_graph(3, 40)
+@pytest.mark.parametrize(
+    ("fill", "looks", "step"),
+    [
+        (staged_program, 20, 7),
+        (transfer_program, 20, 7),
+        (lambda stop: joined(segments_of(instance("gpt-6")), 8, stop), 20, 7),
+        (lambda stop: Table(linked_chain(24, 1), 20_000_000, 150, stop=stop), 10, 3),
+        (lambda stop: Least(linked_chain(24, 1), stop=stop), 10, 3),
+        (lambda stop: OffloadTable(linked_chain(6, 1), 20_000_000, 40, stop=stop), 10, 3),
+        (lambda stop: JoinTable((6, 5, 7), 9, stop=stop), 10, 3),
+        (lambda stop: contiguous_plan((20, 30), 12, (False, False), stop), 10, 3),
+        (lambda stop: relaxed_steps((20, 30), 12, (False, False), stop), 10, 3),
+    ],
+    ids=["staged", "transfers", "blocks", "chain", "least", "offload", "join", "contiguous", "relaxed"],
+)
+def test_nothing_is_written_or_filled_after_the_look_that_says_stop(
+    fill: Callable[[Callable[[], bool]], Any], looks: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "_SUMS", 1)
+    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
     whole = After()
-    write_all(graph, whole)
-    assert whole.polls >= 20
-    for most in range(0, whole.polls, 7):
+    fill(whole)
+    assert whole.polls >= looks
+    for most in range(0, whole.polls, step):
         stop = After(most)
         with pytest.raises(TimeUp):
-            write_all(graph, stop)
+            fill(stop)
         assert stop.polls == most + 1
 
 
@@ -88,33 +103,6 @@ def test_the_least_budget_is_left_where_it_is_stopped() -> None:
 
 def test_a_table_of_pairs_that_is_stopped_says_nothing() -> None:
     assert not pair_table(little_graph(0, 10), After(0)).any()
-
-
-@pytest.mark.parametrize(
-    "fill",
-    [
-        lambda stop: Table(linked_chain(24, 1), 20_000_000, 150, stop=stop),
-        lambda stop: Least(linked_chain(24, 1), stop=stop),
-        lambda stop: OffloadTable(linked_chain(6, 1), 20_000_000, 40, stop=stop),
-        lambda stop: JoinTable((6, 5, 7), 9, stop=stop),
-        lambda stop: contiguous_plan((20, 30), 12, (False, False), stop),
-        lambda stop: relaxed_steps((20, 30), 12, (False, False), stop),
-    ],
-    ids=["chain", "least", "offload", "join", "contiguous", "relaxed"],
-)
-def test_a_table_of_a_structure_is_left_at_the_look_that_says_stop(
-    fill: Callable[[Callable[[], bool]], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_module, "_SUMS", 1)
-    monkeypatch.setattr(table_module, "_LEAST_SUMS", 1)
-    whole = After()
-    fill(whole)
-    assert whole.polls >= 10
-    for most in range(0, whole.polls, 3):
-        stop = After(most)
-        with pytest.raises(TimeUp):
-            fill(stop)
-        assert stop.polls == most + 1
 
 
 def test_a_moved_plan_is_kept_where_time_ends_its_improvement() -> None:
