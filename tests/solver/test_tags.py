@@ -55,25 +55,23 @@ def _verdict(graph: Graph, again: tuple[int, ...]) -> tuple[int, int] | None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 9), st.booleans())
-def test_an_evaluation_is_what_the_verifier_replays(seed: int, ops: int, rich: bool) -> None:
+def test_tags_are_evaluated_read_off_and_confined_as_the_verifier_replays_them(seed: int, ops: int, rich: bool) -> None:
+    """All sets: what the search says, the tags of the plan, and the same ops in the confined graph, after its new one,
+    at the same cost and peak.
+    """
     graph = little_graph(seed, ops, rich=rich)
     assume(graph.backward_from is not None)
-    search = TagSearch(graph, plain_peak(graph))
+    search, inside = TagSearch(graph, plain_peak(graph)), confined(graph)
     for again in _subsets(range(graph.backward_from)):
-        assert search.evaluate(again) == _verdict(graph, again), again
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 9), st.booleans())
-def test_tags_are_read_off_a_plan_again(seed: int, ops: int, rich: bool) -> None:
-    graph = little_graph(seed, ops, rich=rich)
-    assume(graph.backward_from is not None)
-    for again in _subsets(range(graph.backward_from)):
-        if _verdict(graph, again) is None:
+        verdict = _verdict(graph, again)
+        assert search.evaluate(again) == verdict, again
+        if verdict is None:
             continue
         plan = tagged_plan(graph, again)
         assert is_tagged(graph, plan)
         assert tagged_order(graph, tags_of(graph, plan)) == plan.computes
+        order = (0, *(op + 1 for op in tagged_order(graph, again)))
+        assert verify(Problem(inside, 2**52), plan_of(inside, order)) == verdict, again
 
 
 def test_a_plan_that_computes_an_op_twice_again_is_not_of_the_space() -> None:
@@ -180,20 +178,6 @@ def test_a_graph_without_a_backward_pass_is_refused_by_a_sentence() -> None:
     answer = solve(Problem(graph_of([1, 1], [1, 1], [[], [0]]), 2), method="tags")
     assert answer.plan is None
     assert "the graph marks none" in answer.message
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 9), st.booleans())
-def test_the_confined_graph_has_every_plan_by_tags(seed: int, ops: int, rich: bool) -> None:
-    """The same ops after the new one, at the same cost and peak."""
-    graph = little_graph(seed, ops, rich=rich)
-    assume(graph.backward_from is not None)
-    inside = confined(graph)
-    for again in _subsets(range(graph.backward_from)):
-        verdict = _verdict(graph, again)
-        if verdict is not None:
-            order = (0, *(op + 1 for op in tagged_order(graph, again)))
-            assert verify(Problem(inside, 2**52), plan_of(inside, order)) == verdict, again
 
 
 def test_tags_confine_a_plan_to_less_than_a_free_one_may_do() -> None:
