@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import signal
@@ -296,9 +295,11 @@ def test_unknown_engine() -> None:
 
 
 def test_lp_gives_duals_whose_bound_needs_no_trust(engines: dict[str, Engine]) -> None:
+    children = set()
     for seed in range(6):
         program = random_program(seed)
         outcome = engines["highs"].lp(program, deadline=Deadline(20))
+        children.add(engines["highs"].pid)
         if outcome.status == "infeasible":
             assert brute_optimum(program) is None
             continue
@@ -311,14 +312,7 @@ def test_lp_gives_duals_whose_bound_needs_no_trust(engines: dict[str, Engine]) -
             bound = program.dual_bound(outcome.row_dual + scale * noise)
             assert bound <= outcome.objective + 1e-9
             assert best is None or bound <= best
-
-
-def test_many_small_programs_in_one_child(engines: dict[str, Engine]) -> None:
-    program = random_program(0)
-    pid = engines["highs"].pid
-    for _ in range(50):
-        engines["highs"].lp(program, deadline=Deadline(10))
-    assert engines["highs"].pid == pid
+    assert len(children) == 1, "one child serves them all"
 
 
 def _knapsack(weights: list[float], room: float) -> Program:
@@ -326,18 +320,6 @@ def _knapsack(weights: list[float], room: float) -> Program:
     x = builder.variables(len(weights), cost=[-1.5 * w for w in weights])
     builder.add_rows(1, [Term(np.zeros(len(weights), dtype=int), x, weights)], upper=room)
     return builder.program()
-
-
-def test_builder_merges_and_sorts() -> None:
-    builder = Builder()
-    x = builder.variables(3)
-    builder.add_rows(2, [Term([1, 0, 1], x[[2, 1, 0]], [5.0, 1.0, 2.0]), Term([1, 0], x[[2, 1]], [1.0, -1.0])], upper=1)
-    program = builder.program()
-    assert program.row_start.tolist() == [0, 0, 2]
-    assert program.row_index.tolist() == [0, 2]
-    assert program.row_value.tolist() == [2.0, 6.0]
-    assert program.activity(np.ones(3)).tolist() == [0.0, 8.0]
-    assert math.isclose(program.violation(np.ones(3)), 7.0)
 
 
 @pytest.mark.parametrize("left_s", first(1, [0.2, float("inf"), 0.01, 1.0, 5.0, 60.0]))

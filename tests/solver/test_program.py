@@ -11,6 +11,7 @@ from drawn import examples
 from remat_solver import program
 from remat_solver.deadline import TimeUp
 from remat_solver.program import Builder, Term
+from solver.stops import After
 
 SETTINGS = settings(max_examples=examples(100), deadline=None, derandomize=True)
 
@@ -53,6 +54,9 @@ def test_a_block_is_the_sum_of_its_terms(block: tuple[int, int, list[Term]], par
         found[row, made.row_index[entries]] = made.row_value[entries]
     assert np.array_equal(found[1:], dense)
     assert np.array_equal(made.row_upper[1:], np.arange(rows))
+    sums = dense.sum(axis=1)
+    assert made.activity(np.ones(columns)).tolist() == [1.0, *sums]
+    assert made.violation(np.ones(columns)) == max(0.0, *(sums - np.arange(rows)))
 
 
 def test_a_large_block_is_left_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,20 +65,14 @@ def test_a_large_block_is_left_between_its_parts(monkeypatch: pytest.MonkeyPatch
     each = np.arange(1000)
     terms = [Term(each, 0), Term(each, 1)]
 
-    def looks_until(most: int) -> int:
-        looked = 0
-
-        def stop() -> bool:
-            nonlocal looked
-            looked += 1
-            return looked > most
-
+    def looks_until(most: float) -> int:
+        stop = After(most)
         builder = Builder(stop)
         builder.variables(2)
         builder.add_rows(len(each), terms)
-        return looked
+        return stop.polls
 
-    all_of_them = looks_until(10**6)
+    all_of_them = looks_until(float("inf"))
     assert all_of_them > 2 * len(each) / 10
     with pytest.raises(TimeUp):
         looks_until(all_of_them // 2)
