@@ -73,12 +73,6 @@ def test_fixed_bytes_shift_the_budget_and_nothing_else(problem: Problem) -> None
     assert re.fullmatch("[0-9a-f]{64}", problem_digest(problem))
 
 
-@SETTINGS
-@given(problem=problems())
-def test_a_digest_survives_the_wire(problem: Problem) -> None:
-    assert problem_digest(Problem.from_json(problem.to_json())) == problem_digest(problem)
-
-
 def test_the_key_stands_still() -> None:
     """Stores outlive processes: this value may only change together with the format version."""
     graph = graph_of([120, 80, 200], [1024, 4096, 256], [[], [0], [0, 1]], keep=(2,), backward_from=2)

@@ -26,7 +26,9 @@ VALUES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 4),
-    st.sampled_from([2**53, 2**53 + 1, 0.5, -1.5, "", "x", [], {}, [[]], [0.5], [-1], ["1"], [[0, -1]]]),
+    st.sampled_from(
+        [2**53, 2**53 + 1, 10**30, 0.5, -1.5, "", "x", [], {}, [[]], [0.5], [-1], ["1"], [[0, -1]], [[None]]]
+    ),
 )
 
 
@@ -46,7 +48,7 @@ def _valid(document: Document, data: Any) -> bool:
 @SETTINGS
 @given(st.data())
 def test_what_is_read_is_described(data: st.DataObject) -> None:
-    """A problem with members changed, removed or added is refused, or its schema holds it."""
+    """A problem with members or entries changed, removed or added is refused, at a place, or its schema holds it."""
     graph = data.draw(graphs(most_ops=5))
     problem = data.draw(st.sampled_from([Problem(graph, plain_peak(graph)), Problem(CHAIN, 90), Problem(JOIN, 12)]))
     sent = copy.deepcopy(problem.to_json())
@@ -56,15 +58,23 @@ def test_what_is_read_is_described(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         place = data.draw(st.sampled_from([sent, inner]))
         name = data.draw(st.sampled_from([*sorted(place), "more"]))
-        if name != problem.kind and data.draw(st.booleans()):
+        whole = place.get(name)
+        if isinstance(whole, list) and whole and data.draw(st.booleans()):
+            whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(VALUES)
+        elif name != problem.kind and data.draw(st.booleans()):
             place[name] = data.draw(VALUES)
         elif name != problem.kind:
             place.pop(name, None)
+    refusal: InvalidData | None = None
     try:
         Problem.from_json(copy.deepcopy(sent))
-    except InvalidData:
-        return
-    assert _valid(PROBLEMS[problem.kind], sent)
+    except InvalidData as error:
+        refusal = error
+    if refusal is None:
+        assert _valid(PROBLEMS[problem.kind], sent)
+    else:
+        assert str(refusal)
+        assert refusal.pointer.startswith("/")
 
 
 @SETTINGS

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from drawn import examples, graphs, linear_graphs
+from drawn import examples, graphs
 from remat_ir import Graph, InvalidData, from_node_link, graph_of, to_node_link
 from remat_solver.exchange import from_networkx, to_networkx
 
 SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
-
-ONE = {"id": "b", "cost": 1, "size": 1}
-LINK = {"source": "a", "target": "b"}
 
 
 def pair(**more: Any) -> dict[str, Any]:
@@ -40,12 +37,6 @@ def test_round_trips(graph: Graph) -> None:
     text = json.dumps(to_node_link(graph))
     assert from_node_link(text) == graph
     assert from_networkx(nx.node_link_graph(json.loads(text), edges="links")) == graph
-
-
-@SETTINGS
-@given(graph=linear_graphs())
-def test_backward_travels(graph: Graph) -> None:
-    assert from_node_link(to_node_link(graph)).backward_from == graph.backward_from
 
 
 def test_what_the_papers_model_can_say_travels() -> None:

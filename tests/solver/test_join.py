@@ -166,6 +166,8 @@ def test_join_plans_that_break_a_rule(steps: str, message: str) -> None:
         ({"slot_bytes": 0}, "slot_bytes must be at least 1"),
         ({"turn_ns": 1.5}, "turn_ns must be an integer"),
         ({"other": 1}, "unknown key 'other'"),
+        ({"keep": [3]}, r"keep\[0\]: there is no branch 3"),
+        ({"keep": [1, 0]}, r"keep\[1\]: 0 follows 1"),
     ],
 )
 def test_joins_refused(change: dict[str, object], message: str) -> None:
@@ -271,10 +273,3 @@ def test_out_of_reach_has_a_plan_and_a_bound() -> None:
     assert 0 < answer.gap < 0.05
     plain = solve(problem_of(Join((500,) * 16, 1, 1, 1, 16 * 501)), method="auto")
     assert plain.status is Status.OPTIMAL, "the plain plan is there whatever the length"
-
-
-def test_joins_that_keep_refused() -> None:
-    with pytest.raises(InvalidData, match=r"keep\[0\]: there is no branch 2"):
-        Join((1, 1), 1, 1, 1, 9, keep=(2,))
-    with pytest.raises(InvalidData, match=r"keep\[1\]: 0 follows 1"):
-        Join((1, 1), 1, 1, 1, 9, keep=(1, 0))
