@@ -189,6 +189,10 @@ def watched(method: str, problem: Problem, option: str | None = None) -> Watch |
     [
         ("rotor", "slots", 0, "slots must be an integer from 1 to 20000, not 0"),
         ("search", "iterations", True, "iterations must be an integer from 1, not True"),
+        ("search", "iterations", 0, "iterations must be an integer from 1, not 0"),
+        ("search", "seed", -1, "seed must be an integer from 0"),
+        ("search", "seed", "x", "seed must be an integer from 0"),
+        ("staged", "engine", "cpsat", "method 'staged' has no option 'engine'; it has memory_bytes, polish"),
         ("auto", "proof", 1, "proof must be true or false, not 1"),
         ("lp-rounding", "epsilon", None, ""),
         ("lp-rounding", "epsilon", "a", "epsilon must be at least 0 and below 1, not 'a'"),

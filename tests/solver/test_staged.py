@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, posed
-from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, plain_peak, verify_answer
+from remat_ir import Answer, Graph, Problem, Progress, Status, plain_peak, verify_answer
 from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 from remat_solver import solve
@@ -213,9 +213,3 @@ def test_what_the_time_ends_says_so(name: str, fraction: float, certify: bool) -
     answer = solve(problem, method="staged", time_limit_s=2, max_gap=0, certify=certify)
     assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
     assert (answer.limit, answer.ran_to_its_end) == ("time", False)
-
-
-def test_an_engine_is_no_option() -> None:
-    problem = Problem(little_graph(3, 6), 10)
-    with pytest.raises(InvalidData, match="method 'staged' has no option 'engine'; it has memory_bytes, polish"):
-        solve(problem, method="staged", options={"engine": "cpsat"})
