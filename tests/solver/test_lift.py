@@ -6,13 +6,27 @@ import random
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chains import chains, counter_example
-from drawn import examples
-from remat_ir import Chain, ChainPlan, InvalidData, Join, Problem, Status, plain_peak, verify, verify_answer
+from drawn import examples, sequences
+from remat_ir import (
+    Chain,
+    ChainPlan,
+    InvalidData,
+    Join,
+    Problem,
+    Status,
+    plain_chain_plan,
+    plain_peak,
+    plan_of,
+    verify,
+    verify_answer,
+)
 from remat_solver import solve
 from remat_solver.bounds import least_need
 from remat_solver.chain.table import Least
+from remat_solver.lift import Lift
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -78,6 +92,19 @@ def test_auto_on_a_chain_is_never_worse_than_persistent(chain: Chain) -> None:
 
 
 @SETTINGS
+@given(chain=chains(most_stages=6), data=st.data())
+def test_plans_of_the_lift_are_plans_of_the_chain(chain: Chain, data: st.DataObject) -> None:
+    taken, roomy = Lift.apply(chain), 2**50
+    graph = taken.graph
+    plan = plan_of(graph, data.draw(sequences(graph)))
+    there, here = verify(Problem(graph, roomy), plan), verify(Problem(chain, roomy), taken.invert(plan))
+    assert here.cost_ns <= there.cost_ns
+    assert here.peak_bytes <= there.peak_bytes
+    plain = taken.lift(plain_chain_plan(chain))
+    assert verify(Problem(graph, roomy), plain) == verify(Problem(chain, roomy), plain_chain_plan(chain))
+
+
+@SETTINGS
 @given(chains(most_stages=4, link=True))
 def test_a_bound_of_the_lift_is_none_where_there_is_a_link(chain: Chain) -> None:
     """Plans without transfers may all cost more than one with them: their bound names the restriction."""
@@ -91,25 +118,21 @@ def test_graph_methods_take_no_join() -> None:
         solve(Problem(Join((2, 2), 1, 1, 1, 9), 9), method="greedy")
 
 
+def small_chain(draw: random.Random, stages: int) -> Chain:
+    def column(length: int) -> tuple[int, ...]:
+        return tuple(draw.randint(0, 6) for _ in range(length))
+
+    activation = column(stages + 1)
+    forward, backward, ahead, behind = (column(stages) for _ in range(4))
+    tape = tuple(size + draw.randint(0, 6) for size in activation[1:])
+    return Chain(forward, backward, ahead, behind, tape, activation, column(stages + 1))
+
+
 def below_persistence() -> tuple[Chain, int]:
     """A chain and a budget within which only a schedule that is not persistent fits."""
     for seed in range(1000):
         draw = random.Random(seed)
-        stages = draw.randint(3, 5)
-
-        def column(length: int) -> tuple[int, ...]:
-            return tuple(draw.randint(0, 6) for _ in range(length))  # noqa: B023
-
-        activation = column(stages + 1)
-        chain = Chain(
-            column(stages),
-            column(stages),
-            column(stages),
-            column(stages),
-            tuple(size + draw.randint(0, 6) for size in activation[1:]),
-            activation,
-            column(stages + 1),
-        )
+        chain = small_chain(draw, draw.randint(3, 5))
         budget = Least(chain).budget_bytes - 1
         if least_need(chain)[0] <= budget and best_cost(chain, budget, persistent=False) is not None:
             return chain, budget
@@ -137,11 +160,7 @@ def test_auto_below_the_least_persistent_budget() -> None:
 def test_auto_proves_that_nothing_fits_between_the_working_set_and_the_least_schedule() -> None:
     shown = 0
     for seed in range(200):
-        draw = random.Random(seed)
-        activation = tuple(draw.randint(0, 6) for _ in range(5))
-        columns = [tuple(draw.randint(0, 6) for _ in range(4)) for _ in range(4)]
-        tape = tuple(size + draw.randint(0, 6) for size in activation[1:])
-        chain = Chain(*columns, tape, activation, tuple(draw.randint(0, 6) for _ in range(5)))  # type: ignore[call-arg]
+        chain = small_chain(random.Random(seed), 4)
         budget = least_need(chain)[0]
         if best_cost(chain, budget, persistent=False) is None:
             answer = solve(Problem(chain, budget), method="auto", max_gap=0)

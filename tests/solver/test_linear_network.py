@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
-from drawn import examples, linear_graphs
+from drawn import examples, linear_graphs, sequences
 from remat_ir import Answer, Chain, Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
 from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
@@ -200,6 +200,16 @@ def test_a_lift_costs_what_its_chain_does(chain: Chain, data: st.DataObject) -> 
     assert plan.cost_ns is not None
     best = best_cost(chain, budget)
     assert best is None or plan.cost_ns <= best
+
+
+@SETTINGS
+@given(graph=linear_graphs(most_layers=8), data=st.data())
+def test_sequences_of_ops_are_plans_of_a_linear_network(graph: Graph, data: st.DataObject) -> None:
+    network = linear_network(graph)
+    if network is not None:
+        sequence = data.draw(sequences(graph))
+        verdict = verify(Problem(graph, 2**50), network.invert(sequence))
+        assert graph.total_cost_ns <= verdict.cost_ns <= sum(graph.op_cost_ns[op] for op in sequence)
 
 
 @pytest.mark.parametrize(
