@@ -30,7 +30,7 @@ from remat_solver.backends.wire import Message
 from remat_solver.deadline import Deadline
 from remat_solver.program import INFINITY, Builder, Floats, Program, Term
 from remat_solver.sweep import Curve
-from solver.brute import optimum
+from solver.brute import agrees, optimum
 from solver.little import little_graph
 from tiers import first
 
@@ -198,8 +198,13 @@ def test_lp_rounding_names_the_space_of_its_bound(seed: int, budget: int, best: 
 def test_no_answer_without_a_plan_stretches_a_bound(problem: Problem) -> None:
     """Where an answer says no restriction, its bound is below the optimum of the whole space."""
     whole, single = optimum(problem).cost_ns, optimum(problem, "one-per-stage").cost_ns
-    for method in ("lp-rounding", "milp-tight"):
-        answer = solve(problem, method=method, max_gap=0, options={"tries": 2} if method == "lp-rounding" else None)
+    for method, options in (
+        ("lp-rounding", {"tries": 2}),
+        ("lp-rounding", {"tries": 2, "program": "checkmate"}),
+        ("milp-tight", {}),
+    ):
+        answer = solve(problem, method=method, max_gap=0, options=options)
+        agrees(problem, answer, whole)
         least = single if answer.restricted_to else whole
         if least is not None and answer.bound_ns is not None:
             assert answer.bound_ns <= least

@@ -113,5 +113,10 @@ def test_plans_serve_larger_budgets_and_bounds_smaller_ones(at: int, asked: int)
     known = curve.at(asked)
     assert known.plan is (plan if asked >= at else None)
     assert known.whole_ns == (TOTAL + 5 if asked <= at else TOTAL)
+    assert curve.bound(asked) == known.whole_ns
     assert known.infeasible == (asked < 15)
     assert known.enough_bytes == at
+    if asked < at:
+        curve.add(Answer(Status.INFEASIBLE, "auto", asked))
+        assert curve.at(asked).infeasible
+        assert curve.at(at).infeasible == (at < 15)

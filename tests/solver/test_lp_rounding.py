@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
-from hypothesis import given, settings
 
-from drawn import examples, graphs, problems
-from remat_ir import Graph, Problem, Status, plain_peak, verify
+from remat_ir import Graph, Problem, Status, plain_peak
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.milp import has_room
-from solver.brute import optimum
-
-SETTINGS = settings(max_examples=examples(6), deadline=None, derandomize=True)
 
 
 def between(graph: Graph, part: float) -> Problem:
     """A budget so far of the way from the least need to the plain peak."""
     least, most = working_set(graph).least_bytes, plain_peak(graph)
     return Problem(graph, least + int(part * (most - least)))
-
-
-@pytest.mark.thorough
-@SETTINGS
-@given(problem=problems(graphs(most_ops=5, most_values=2)))
-@pytest.mark.parametrize("program", ["tight", "checkmate"])
-def test_whole_model(program: str, problem: Problem) -> None:
-    """Plans hold; the bound of the relaxation is below the least cost of its space; no plan is not infeasibility."""
-    answer = solve(problem, method="lp-rounding", max_gap=0, options={"program": program, "tries": 4})
-    best = optimum(problem, "one-per-stage").cost_ns
-    if answer.plan is not None:
-        assert verify(problem, answer.plan).cost_ns == answer.cost_ns
-        assert answer.cost_ns >= best
-    if answer.bound_ns is not None and best is not None:
-        assert answer.bound_ns <= best
-    if answer.status is Status.INFEASIBLE:
-        assert best is None
 
 
 def test_with_room_it_is_checkpoint_all() -> None:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs, layered, linear_graphs
-from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
+from remat_ir import Answer, Graph, InvalidData, Problem, Status, graph_of, plain_peak, verify, verify_answer
 from remat_ir.batch import BatchFamily, one_forward_pass_more
 from remat_solver import solve
 from remat_solver.batch import max_batch
 from remat_solver.bounds import least_need
-from remat_solver.sweep import Curve, sweep
+from remat_solver.sweep import sweep
 from solver.brute import agrees, optimum
 
 SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
@@ -98,28 +98,6 @@ def test_a_neighbour_settles_without_a_solve() -> None:
     answers = sweep(CHAIN, [peak, peak + 5, peak + 9], method="checkpoint-all", on_answer=told.append)
     assert [answer.status for answer in answers] == [Status.OPTIMAL] * 3
     assert len(told) == 3
-
-
-@pytest.mark.thorough
-def test_knowledge_flows_both_ways() -> None:
-    """A plan serves larger budgets, a bound smaller ones, infeasibility smaller ones; nothing flows the other way."""
-    curve = Curve(CHAIN)
-    found = sweep(CHAIN, [budget_at(CHAIN, 0.8)], method="linearized-greedy")[0]
-    curve.add(found)
-    assert curve.at(found.peak_bytes - 1).plan is None
-    known = curve.at(found.peak_bytes)
-    assert (known.cost_ns, known.plan) == (found.cost_ns, found.plan)
-    curve.bounded(50, 70)
-    assert [curve.bound(49), curve.bound(50), curve.bound(51)] == [70, 70, CHAIN.total_cost_ns]
-    curve.add(Answer(Status.INFEASIBLE, "auto", 20))
-    assert curve.at(20).infeasible
-    assert not curve.at(plain_peak(CHAIN)).infeasible
-
-
-def test_restricted_bounds_stay_at_home() -> None:
-    curve = Curve(CHAIN)
-    curve.add(Answer(Status.NOTHING_FOUND, "milp", 30, bound_ns=90, restricted_to=("one-recomputation-per-stage",)))
-    assert curve.bound(30) == CHAIN.total_cost_ns
 
 
 def test_what_a_sweep_refuses() -> None:
