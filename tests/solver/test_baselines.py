@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, layered, linear_graphs, posed, problems
+from drawn import examples, graphs, layered, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
@@ -311,13 +310,6 @@ def test_several_values_an_op() -> None:
     plan = solve(Problem(graph, ROOMY), method="linearized-sqrt").plan
     assert recomputed(plan, graph.ops)[:4] == [1, 1, 0, 0]
     assert verify(Problem(graph, ROOMY), plan).peak_bytes < plain_peak(graph)
-
-
-@pytest.mark.parametrize("layers", [60, 61])
-def test_memory_falls_with_the_root(layers: int) -> None:
-    answer = solve(posed(unit(layers), 0.35), method="chen-sqrt")
-    assert answer.plan is not None
-    assert answer.peak_bytes <= 2 * math.isqrt(layers) + 4
 
 
 def test_a_baseline_offers_nothing_once_it_is_cancelled() -> None:

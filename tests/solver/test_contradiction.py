@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 
@@ -110,17 +109,6 @@ def _completed(chain: Chain, steps: list[tuple[Verb, int]]) -> ChainPlan:
 
 
 # --- contradictions
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What is logged about contradictions, which this test makes."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    monkeypatch.setattr(LOG, "handlers", [handler])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return lines
 
 
 def _little() -> tuple[Problem, Problem]:

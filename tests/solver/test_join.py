@@ -89,20 +89,6 @@ def test_toy() -> None:
     assert sum(step.verb is JoinVerb.TURN for step in answer.plan.steps) == 1
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("lengths", [*SMALL, (4, 10, 12), (5, 25), (10, 10, 10), (9,), (2, 3, 4, 5)])
-def test_equivalent_chain_is_valid_and_never_better(lengths: tuple[int, ...]) -> None:
-    for slots in range(least_slots(lengths), sum(lengths) + len(lengths) + 2):
-        problem = problem_of(Join(lengths, 1, 1, 1, slots))
-        best = solve(problem, method="auto", max_gap=0)
-        baseline = solve(problem, method="equiv-chain", max_gap=0)
-        assert best.cost_ns is not None
-        assert baseline.cost_ns is None or baseline.cost_ns >= best.cost_ns
-        if slots // len(lengths) >= 3 and any(lengths):
-            assert baseline.cost_ns is not None
-    assert equivalent_plan((0, 0), 9) is None
-
-
 @SETTINGS
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(0, 12))
 def test_plans_in_bytes(lengths: list[int], more: int) -> None:
@@ -182,6 +168,7 @@ def test_too_few_slots() -> None:
     assert answer.least_budget_bytes == answer.least_budget_bound_bytes == 7
     answer = solve(Problem(replace(TOY, slots=6), 600), method="join")
     assert answer.status is Status.INFEASIBLE
+    assert equivalent_plan((0, 0), 9) is None
 
 
 def test_the_key_of_a_join() -> None:
@@ -227,6 +214,8 @@ def test_gradients_that_stay_against_all_schedules(drawn: tuple[tuple[int, ...],
     assert len(graph.keep) == len(keep)
     baseline = solve(problem_of(join), method="equiv-chain", max_gap=0)
     assert baseline.cost_ns is None or baseline.cost_ns >= answer.cost_ns
+    if not keep and slots // len(lengths) >= 3 and any(lengths):
+        assert baseline.cost_ns is not None
     if keep:
         other = replace(join, keep=())
         with pytest.raises(InvalidPlan, match="never discarded"):

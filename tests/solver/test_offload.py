@@ -132,14 +132,6 @@ def test_more_slots_are_never_worse(seed: int) -> None:
 
 
 @pytest.mark.thorough
-def test_finer_slots_find_better_plans() -> None:
-    problem = posed(linked_chain(16, seed=1, gigabytes_per_s=4), 0.4)
-    costs = [solve(problem, method="pofo", max_gap=0, options={"slots": slots}).cost_ns for slots in (50, 100)]
-    fifty, hundred = (cost for cost in costs if cost is not None)
-    assert hundred < fifty
-
-
-@pytest.mark.thorough
 def test_save_on_cpu_waits_for_everything() -> None:
     chain = linked_chain(10, seed=1)
     answer = solve(Problem(chain, plain_peak(chain)), method="save-on-cpu", max_gap=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -68,10 +69,6 @@ class Watch:
 Seen = Callable[[Watch], object]
 
 
-def first_program(watch: Watch) -> object:
-    return watch.first
-
-
 def engines(watch: Watch) -> object:
     return watch.engines[0]
 
@@ -84,16 +81,16 @@ def count(watch: Watch) -> object:
     return len(watch.asked)
 
 
-def said(name: str) -> Seen:
-    return lambda watch: getattr(watch.answer, name)
-
-
 def sources(name: str) -> Seen:
     return lambda watch: name in watch.sources
 
 
-def costs(watch: Watch) -> object:
-    return watch.costs
+first_program: Seen = attrgetter("first")
+costs: Seen = attrgetter("costs")
+
+
+def said(name: str) -> Seen:
+    return attrgetter(f"answer.{name}")
 
 
 DEEP = instance("unet-2-whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from remat_ir import InvalidData, Problem, Status, plain_peak
 from remat_solver import METHODS, solve
-from remat_solver.contradiction import LOG
 from solver.little import little_graph
 from solver.processes import environment
 
@@ -61,20 +59,12 @@ def test_its_plans_are_answers_once_they_are_verified(outside: Path) -> None:
         solve(problem, method="plainest", options={"speed": 1})
 
 
-@pytest.fixture
-def no_contradiction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Instead of the one of every test: here one is made."""
-    monkeypatch.setattr(LOG, "handlers", [logging.NullHandler()])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-
-def test_a_plan_that_does_not_verify_is_dropped_and_the_answer_names_the_method(
-    outside: Path, no_contradiction: None
-) -> None:
+def test_a_plan_that_does_not_verify_is_dropped_and_the_answer_names_the_method(outside: Path, said: list[str]) -> None:
     problem = Problem(little_graph(3, 9), plain_peak(little_graph(3, 9)))
     lied = solve(problem, method="plainest", options={"lie": True})
     assert lied.plan is None
     assert lied.dropped_methods == ("plainest",)
+    assert said
 
 
 def test_what_is_no_method_is_refused_by_name(outside: Path) -> None:
