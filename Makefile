@@ -79,9 +79,8 @@ test-torch:  ## what has to hold on every release: TORCH=2.15.0 or nightly, in a
 test-bounds: .venv-solver/.installed  ## the kernels' tests with compiled code looking at every index, in a cache of its own
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-solver/numba-bounds .venv-solver/bin/python -m remat_solver.warm
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-solver/numba-bounds .venv-solver/bin/python -m pytest -q -n 2 \
-		-m 'not slow' tests/solver/test_search.py \
-		tests/solver/test_tags.py tests/solver/test_blocks.py tests/solver/test_rotor.py tests/solver/test_join.py \
-		tests/solver/test_offload.py
+		-m 'not slow' tests/solver/test_search.py tests/solver/test_tags.py tests/solver/test_blocks.py \
+		tests/solver/test_rotor.py tests/solver/test_join.py tests/solver/test_offload.py
 
 simulate: $(STAMP)  ## replay SEED of the simulated service, or a range FIRST:END
 	PYTHONPATH=tests $(BIN)/python -m service.simulation $(SEED)

@@ -1,4 +1,4 @@
-"""What tests of programs share."""
+"""What tests of programs and of contradictions share."""
 
 from __future__ import annotations
 

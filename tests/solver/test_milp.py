@@ -88,12 +88,6 @@ def test_two_recomputations_per_stage_name_their_space() -> None:
     assert answer.restricted_to == ("2-recomputations-per-stage",)
 
 
-def test_too_large_for_the_memory_is_an_answer() -> None:
-    answer = solve(PROBLEM, method="milp", time_limit_s=20, options={"memory_bytes": 1000})
-    assert answer.limit == "memory"
-    assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
-
-
 def test_forward_needs_to_know_where_the_backward_pass_begins() -> None:
     graph = graph_of(SMALL.op_cost_ns, SMALL.value_bytes, SMALL.op_inputs)
     answer = solve(posed(graph, 0.7), method="milp-forward", time_limit_s=20)

@@ -43,13 +43,6 @@ def consistent(graph: Graph, answers: tuple[Answer, ...]) -> None:
             assert proved.infeasible or answer.claimed_by is not None
         elif answer.bound_ns is not None and not answer.restricted_to:
             assert answer.bound_ns <= proved.bound_ns
-        if answer.plan is not None:
-            verify(
-                Problem(graph, answer.budget_bytes),
-                answer.plan,
-                cost_ns=answer.cost_ns,
-                peak_bytes=answer.peak_bytes,
-            )
     for low, high in pairwise(answers):
         assert low.budget_bytes < high.budget_bytes
         assert high.status is not Status.INFEASIBLE or low.status is Status.INFEASIBLE
