@@ -1,4 +1,4 @@
-"""The point that a plan with transfers maps to, from its replay; and plans by random steps."""
+"""The point that a plan with transfers maps to, from its replay; and plans by random steps, with a link or without."""
 
 from __future__ import annotations
 

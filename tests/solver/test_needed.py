@@ -268,9 +268,7 @@ def test_as_a_method_it_finds_the_least_budget_of_brute_force(seed: int) -> None
     each of its solves takes all of its time.
     """
     graph = little_graph(seed, 7)
-    least = working_set(graph).least_bytes
-    while optimum(Problem(graph, least)).plan is None:
-        least += 1
+    least = need(graph)
     for budget in (0, least - 1, least, 10 * plain_peak(graph)):
         problem = Problem(graph, budget)
         answer = solve(problem, method="least-budget", time_limit_s=5)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples
-from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, problem_digest, verify
+from remat_ir import Graph, InvalidData, Problem, problem_digest, verify
 from remat_ir.proof import InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
 from remat_ir.proof.certificate import Row
 from remat_ir.proof.check import Rounding, inequality, rounded
@@ -20,39 +20,7 @@ from remat_ir.proof.rows import Inequality, Relaxation
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import Struck, cost_of, every_row, proof_of, relaxation, relaxed, written
-
-
-def any_plan(problem: Problem, seed: int) -> Plan | None:
-    """A plan by random steps, with recomputations and holdings that nothing needs; None where it gets stuck."""
-    graph, rng = problem.graph, random.Random(seed)
-    pinned = {*graph.once, *(graph.value_op[v] for v in graph.keep)}
-    resident: set[int] = set()
-    steps: list[Compute | Free] = []
-    done = 0
-    for _ in range(60 * graph.ops):
-        if done == graph.ops:
-            break
-        able = [op for op in range(done + 1) if op == done or op not in pinned]
-        op = done if rng.random() < 0.4 else rng.choice(able)
-        free = [v for v in resident if v not in graph.keep and v not in graph.op_inputs[op]]
-        for value in free:
-            if rng.random() < 0.25 or (op == done and graph.value_op[value] == op):
-                resident.remove(value)
-                steps.append(Free(value))
-        always = graph.op_always[op]
-        gone = {v for v in graph.consumes if graph.users[v][-1] < done}
-        if any(v not in resident or v in gone for v in graph.op_inputs[op]) or any(v in resident for v in always):
-            continue
-        optional = [v for v in graph.op_values[op] if v not in always and v not in resident and rng.random() < 0.7]
-        made = tuple(sorted((*always, *optional)))
-        during = graph.fixed_bytes + graph.op_workspace_bytes[op]
-        during += sum(graph.value_bytes[v] for v in (*resident, *made))
-        if during > problem.budget_bytes:
-            continue
-        steps.append(Compute(op, made))
-        resident |= set(made)
-        done = max(done, op + 1)
-    return Plan(tuple(steps)) if done == graph.ops else None
+from solver.proof_transfers import random_plan
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -61,7 +29,8 @@ def test_one_point_satisfies_all_rows_and_costs_no_more(
     drawn: tuple[Problem, Relaxation, list[Row]], seed: int
 ) -> None:
     problem, on, rows = drawn
-    for plan in (any_plan(problem, seed), optimum(problem).plan):
+    rng = random.Random(seed)
+    for plan in (*(random_plan(problem, rng) for _ in range(3)), optimum(problem).plan):
         if plan is None:
             continue
         struck = Struck(problem.graph, plan)

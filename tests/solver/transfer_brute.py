@@ -55,7 +55,6 @@ def least_makespan(problem: Problem) -> tuple[int | None, Plan | None]:
 def moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
     """The steps that a plan may take from a state: each with the time that it takes and the state after it."""
     graph, link = problem.graph, problem.graph.link
-    assert link is not None
     leaving, returning = dict(state.leaving), dict(state.returning)
     size = graph.value_bytes
     held = graph.fixed_bytes + sum(size[v] for v in (*state.resident, *returning))
@@ -64,7 +63,8 @@ def moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
         if v not in leaving:
             yield Free(v), 0, state._replace(resident=state.resident - {v}, copied=state.copied - {v})
         if (
-            v not in leaving
+            link is not None
+            and v not in leaving
             and v not in state.copied
             and (link.host_bytes is None or host + size[v] <= link.host_bytes)
         ):
