@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, plain_peak
 from remat_ir.working_set import working_set
+
+
+class Written:
+    """A graph as it is written, op by op."""
+
+    def __init__(self) -> None:
+        self.costs: list[int] = []
+        self.inputs: list[tuple[int, ...]] = []
+        self.value_op: list[int] = []
+        self.sizes: list[int] = []
+
+    def op(self, cost: int, reads: Iterable[int], *made: int) -> list[int]:
+        """Add an op that makes values of these sizes, and return them."""
+        values = list(range(len(self.sizes), len(self.sizes) + len(made)))
+        self.value_op += [len(self.costs)] * len(made)
+        self.sizes += made
+        self.costs.append(cost)
+        self.inputs.append(tuple(sorted(set(reads))))
+        return values
+
+    def graph(self, **more: Any) -> Graph:
+        return Graph(tuple(self.costs), tuple(self.inputs), tuple(self.value_op), tuple(self.sizes), **more)
 
 
 def little_graph(seed: int, ops: int, *, rich: bool = True, consumes: bool = True) -> Graph:

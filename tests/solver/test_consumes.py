@@ -20,7 +20,7 @@ from remat_solver.contradiction import LOG
 from remat_solver.methods import METHODS
 from remat_solver.methods.least import least_budget
 from solver.brute import agrees, optimum
-from solver.little import little_graph
+from solver.little import Written, little_graph
 from solver.proof_rows import Struck, relaxation
 from tiers import first
 
@@ -36,43 +36,26 @@ def released(seed: int, layers: int) -> Graph:
     gradients of input and parameter; the update, which consumes parameter and gradient. Then an op needs room, and the
     last one reads activations.
     """
-    draw = random.Random(seed)
-    costs: list[int] = []
-    inputs: list[list[int]] = []
-    sizes: list[int] = []
-    value_op: list[int] = []
+    draw, on = random.Random(seed), Written()
     once: list[int] = []
-
-    def op(cost: int, reads: list[int], *made: int) -> list[int]:
-        costs.append(cost)
-        inputs.append(sorted(set(reads)))
-        new = list(range(len(sizes), len(sizes) + len(made)))
-        sizes.extend(made)
-        value_op.extend([len(costs) - 1] * len(made))
-        return new
-
     before, acts, consumed = [], [], []
     for _ in range(layers):
-        once.append(len(costs))
-        before += op(0, [], 0)
-        acts += op(draw.randint(1, 5), [before[-1], *acts[-1:]], draw.randint(2, 9))
-    spare = op(draw.randint(4, 9), [], draw.randint(5, 9))  # what may be made again at any time
-    split = len(costs)
+        once.append(len(on.costs))
+        before += on.op(0, [], 0)
+        acts += on.op(draw.randint(1, 5), [before[-1], *acts[-1:]], draw.randint(2, 9))
+    spare = on.op(draw.randint(4, 9), [], draw.randint(5, 9))  # what may be made again at any time
+    split = len(on.costs)
     above: list[int] = []
     for layer in reversed(range(layers)):
         read = [before[layer], *acts[max(0, layer - 1) : layer + 1], *above]
-        above, gradient = (lambda made: (made[:1], made[1]))(op(draw.randint(1, 5), read, draw.randint(1, 4), 3))
-        once.append(len(costs))
-        op(0, [before[layer], gradient])
+        *above, gradient = on.op(draw.randint(1, 5), read, draw.randint(1, 4), 3)
+        once.append(len(on.costs))
+        on.op(0, [before[layer], gradient])
         consumed += [before[layer], gradient]
-    room = op(1, above, 1)
-    op(1, [*room, *spare, acts[draw.randrange(layers)]], 1)
-    return Graph(
-        tuple(costs),
-        tuple(map(tuple, inputs)),
-        tuple(value_op),
-        tuple(sizes),
-        (*[0] * (len(costs) - 2), 8, 0),
+    room = on.op(1, above, 1)
+    on.op(1, [*room, *spare, acts[draw.randrange(layers)]], 1)
+    return on.graph(
+        op_workspace_bytes=(*[0] * (len(on.costs) - 2), 8, 0),
         once=tuple(once),
         consumes=tuple(sorted(consumed)),
         backward_from=split,

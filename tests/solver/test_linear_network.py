@@ -22,6 +22,7 @@ from remat_solver.chain.persistent import LeastOfStages, Persistent, Stages
 from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
 from solver.chain_brute import best_cost
+from solver.little import Written
 from solver.stops import After
 from tiers import first
 
@@ -33,47 +34,34 @@ def captured(seed: int, *, head: bool = False) -> Graph:
 
     With a `head`, ops without a backward part follow, of which the first backward op reads what is small: a loss.
     """
-    draw = random.Random(seed)
-    costs: list[int] = []
-    inputs: list[tuple[int, ...]] = []
-    value_op: list[int] = []
-    sizes: list[int] = []
+    draw, on = random.Random(seed), Written()
     keep: list[int] = []
-
-    def op(cost: int, reads: list[int], made: list[int]) -> list[int]:
-        costs.append(cost)
-        inputs.append(tuple(sorted(set(reads))))
-        values = [len(value_op) + i for i in range(len(made))]
-        value_op.extend([len(costs) - 1] * len(made))
-        sizes.extend(made)
-        return values
-
     layers: list[tuple[list[int], list[list[int]]]] = []
     now: list[int] = []
     for _ in range(draw.randint(2, 4)):
         made: list[list[int]] = []
         before = now
         for _ in range(draw.randint(1, 2)):
-            made.append(op(draw.randint(1, 5), now, [draw.randint(1, 6), *([2] if draw.random() < 0.4 else [])]))
+            made.append(on.op(draw.randint(1, 5), now, draw.randint(1, 6), *([2] if draw.random() < 0.4 else [])))
             now = made[-1][:1]
         layers.append((before, made))
     loss: list[int] = []
     if head:
         # next to these, all that the head makes is small enough to be passed to the backward pass
-        sizes[:] = [100 * size for size in sizes]
+        on.sizes = [100 * size for size in on.sizes]
         for _ in range(draw.randint(1, 3)):
-            now = op(draw.randint(1, 5), now, [1])
+            now = on.op(draw.randint(1, 5), now, 1)
             loss += now if draw.random() < 0.7 else []
         loss += [v for _, made in layers for values in made for v in values[1:] if draw.random() < 0.2]
-    split = len(costs)
-    gradient = op(0, loss + now if draw.random() < 0.5 else loss, [draw.randint(1, 4)])[0]
+    split = len(on.costs)
+    gradient = on.op(0, loss + now if draw.random() < 0.5 else loss, draw.randint(1, 4))[0]
     for before, made in reversed(layers):
         for values in reversed(made):
             reads = [gradient, *(v for v in values if draw.random() < 0.7), *(before if draw.random() < 0.5 else [])]
-            own = op(draw.randint(1, 5), reads, [draw.randint(1, 4), *([3] if draw.random() < 0.5 else [])])
+            own = on.op(draw.randint(1, 5), reads, draw.randint(1, 4), *([3] if draw.random() < 0.5 else []))
             gradient = own[0]
             keep += own[1:]
-    return Graph(tuple(costs), tuple(inputs), tuple(value_op), tuple(sizes), keep=tuple(keep), backward_from=split)
+    return on.graph(keep=tuple(keep), backward_from=split)
 
 
 def counted(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[tuple[int, ...], int]]:
