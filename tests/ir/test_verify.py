@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn import examples, graphs, linear_graphs, problems, sequences
+from drawn import examples, graphs, problems, sequences
 from remat_ir import (
     Compute,
     Drop,
@@ -335,9 +335,3 @@ def test_a_recomputed_value_lives_twice() -> None:
     graph = graph_of([1, 1, 1], [5, 7, 1], [[], [0], [0, 1]])
     plan = plan_of(graph, [0, 1, 0, 2])
     assert plan.steps == (Compute(0), Compute(1), Free(0), Compute(0), Compute(2, ()), Free(0), Free(1))
-
-
-@SETTINGS
-@given(graph=linear_graphs())
-def test_plain_plan_computes_each_op_once(graph: Graph) -> None:
-    assert plain_plan(graph).computes == tuple(range(graph.ops))
