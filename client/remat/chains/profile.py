@@ -21,11 +21,11 @@ from remat_ir import Chain, Graph
 from .. import generators
 from .._compat import version_counter
 from ..capture.dataflow import tensors
-from ..device import of, storage_bytes
+from ..device import Interval, of, storage_bytes
 from ..errors import CaptureError
 from ..planning.coordinator import Coordinator
 from ..profiling.collectives import no_collectives
-from ..profiling.measure import Peak, Window
+from ..profiling.measure import Window
 from ..profiling.timing import rounded
 from .hooks import copied_apart
 from .saved_state import SavedState, attributes_of, saved_state_bytes
@@ -249,7 +249,7 @@ def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, fl
     return statistics.median(forwards), statistics.median(backwards)
 
 
-def _bytes(runs: _Runs, device: torch.device) -> tuple[Peak, Peak, Peak]:
+def _bytes(runs: _Runs, device: torch.device) -> tuple[Interval, Interval, Interval]:
     """What a forward step and a backward step take, and a forward step whose tape is not kept."""
     window = Window(device)
     window.open()
