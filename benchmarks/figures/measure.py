@@ -22,7 +22,7 @@ from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.machine import Machine, commit, machine
 from benchmarks.harness.table import csv_text
 from remat_ir import Answer, Graph, Problem, plain_peak
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 from remat_solver import max_batch, solve, sweep
 from remat_solver.baselines.heuristics import BASELINES, BaselineOptions, linear
 

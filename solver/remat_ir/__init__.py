@@ -5,7 +5,7 @@ from .batch import LARGEST_BATCH, BatchFamily, LargestBatch, one_forward_pass_mo
 from .chain import Chain, ChainPlan, ChainStep, Verb, lifted_plan, lowered_plan, plain_chain_plan, replay_chain
 from .digest import Digests, Written, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
-from .graph import Graph, graph_of
+from .graph import Graph, graph_of, pinned_ops, working_set
 from .greedy import checkpointed, greedy_plans, least_memory, peak_of
 from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan, replay_join
 from .link import Link
@@ -52,7 +52,6 @@ from .verify_answer import (
     within_space,
 )
 from .words import duration, readable
-from .working_set import pinned_ops, working_set
 
 __all__ = [
     "ANSWER",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, islice
 from operator import le
-from typing import Any
+from typing import Any, NamedTuple
 
 from .document import Array, Column, ColumnOfRows, Document, Integer, Member, Nested, Text
 from .errors import InvalidData
@@ -373,3 +373,26 @@ def graph_of(costs: Sequence[int], sizes: Sequence[int], inputs: Sequence[Sequen
         value_bytes=tuple(sizes),
         **more,
     )
+
+
+def pinned_ops(graph: Graph) -> frozenset[int]:
+    """Ops that no plan computes twice: `once` ops, and those that make a value which stays to the end.
+
+    A kept value is never freed and no value is made while it is resident, so its op cannot run again.
+    """
+    return frozenset(op for op, last in enumerate(graph.last_stage) if last == op)
+
+
+class WorkingSet(NamedTuple):
+    """The op whose first computation needs the most bytes in any plan, and those bytes, fixed ones included."""
+
+    op: int
+    least_bytes: int
+
+
+def working_set(graph: Graph) -> WorkingSet:
+    """The largest need of any single first computation (`Graph.first_needs`): a lower bound on every budget that
+    suffices.
+    """
+    need = max(graph.first_needs)
+    return WorkingSet(graph.first_needs.index(need), graph.fixed_bytes + need)

@@ -12,11 +12,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from .graph import Graph
+from .graph import Graph, working_set
 from .plan import Plan, plain_plan, plan_of
 from .problem import plain_peak
 from .replay import replay
-from .working_set import working_set
 
 _NEVER = 1 << 60
 _DEPTH = 64

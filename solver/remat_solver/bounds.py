@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Chain, Graph, Join, Problem, Subject, plain_peak, problem_digest, readable
+from remat_ir.graph import WorkingSet, working_set
 from remat_ir.greedy import least_memory, peak_of
 from remat_ir.proof import InvalidProof, PairProof, graph_of_subject, prove
 from remat_ir.proof.pairs import PairCheck
-from remat_ir.working_set import WorkingSet, working_set
 
 from .chain.table import Least
 from .deadline import Deadline, TimeUp, never

@@ -37,8 +37,8 @@ from remat_ir import (
     problem_digest,
     verify,
 )
+from remat_ir.graph import working_set
 from remat_ir.proof import InvalidProof, PairProof, Proof, prove
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.bounds import pair_need
 from solver.brute import optimum

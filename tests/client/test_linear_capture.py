@@ -8,7 +8,7 @@ from torch import nn
 
 from remat.training.step import training_step
 from remat_ir import Problem, budget_at, verify
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 from remat_solver import solve
 from remat_solver.chain.network import linear_network
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from drawn import examples, graphs, layered
 from remat.planning.greedy import greedy_answer
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, plan_of, replay, verify
+from remat_ir.graph import working_set
 from remat_ir.greedy import WEIGHTS, checkpointed, least_memory, walk, without_needless
-from remat_ir.working_set import working_set
 
 
 @given(graphs(most_ops=12), st.integers(0, 100))

@@ -37,8 +37,8 @@ from remat_ir import (
     verify,
     verify_answer,
 )
+from remat_ir.graph import working_set
 from remat_ir.proof import Leaf, PairProof, StageProof
-from remat_ir.working_set import working_set
 from service.serving import hard_graph
 from tiers import first
 

@@ -31,9 +31,9 @@ from remat_ir import (
     structure_digest,
     verify,
 )
+from remat_ir.graph import working_set
 from remat_ir.proof import InvalidProof, PairProof, certifiable
 from remat_ir.restrictions import NO_TRANSFERS, contains
-from remat_ir.working_set import working_set
 
 LINK = Link(1_000_000_000, 500_000_000, latency_ns=3, host_bytes=15)
 BARE = graph_of([10, 20, 30, 40], [10, 4, 2, 1], [[], [0], [1], [0, 2]], keep=(3,), fixed_bytes=100)

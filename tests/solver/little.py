@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, plain_peak
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 
 
 class Written:

@@ -193,7 +193,7 @@ import json, resource
 from benchmarks.graphs.instances import instance
 from remat_ir import Problem
 from remat_solver import solve
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 
 if __name__ == "__main__":
     graph = instance("gpt-330")

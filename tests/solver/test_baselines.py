@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs, layered, linear_graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, plan_of, recomputed, verify
-from remat_ir.working_set import pinned_ops
+from remat_ir.graph import pinned_ops
 from remat_solver import solve
 from remat_solver.baselines.heuristics import BASELINES, articulation_points, linear
 from remat_solver.baselines.recompute import computed, merged, plan_as_given

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, posed
 from remat_ir import Graph, Problem, Status, graph_of, plain_peak, verify
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
 from remat_solver.blocks.plans import menus_of, plans_by_blocks, sequence_of

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs, posed, problems
 from remat_ir import Graph, Problem, Status, graph_of, verify
+from remat_ir.graph import working_set
 from remat_ir.greedy import greedy_plan
 from remat_ir.restrictions import (
     FORWARD_OPS,
@@ -22,7 +23,6 @@ from remat_ir.restrictions import (
     optimal_sentence,
     recomputations_per_stage,
 )
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends.engine import Engine
 from remat_solver.backends.outcome import Best

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from drawn import examples
 from remat_ir import InvalidPlan, Problem, plan_of, verify
-from remat_ir.working_set import pinned_ops
+from remat_ir.graph import pinned_ops
 from solver.brute import ANY_ORDER, FIXED_ORDER, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_problems, problems
 

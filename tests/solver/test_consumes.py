@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from remat_ir import Graph, Problem, Status, budget_at, plain_peak, plan_of, verify
+from remat_ir.graph import working_set
 from remat_ir.greedy import greedy_plan, least_memory, peak_of
 from remat_ir.proof import prove
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.bounds import pair_need
 from remat_solver.contradiction import LOG

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from remat_ir import Graph, Link, Plan, Problem, Status, plain_peak, verify
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline, never
 from remat_solver.incumbent import Incumbent

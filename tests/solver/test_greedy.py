@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs, posed
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
+from remat_ir.graph import working_set
 from remat_ir.greedy import greedy_plan, greedy_plans, least_memory, peak_of
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent

@@ -10,8 +10,8 @@ from benchmarks.graphs.instances import instance
 
 from drawn import layered, posed
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_ir.graph import working_set
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent

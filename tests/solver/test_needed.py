@@ -28,8 +28,8 @@ from remat_ir import (
     verify_answer,
 )
 from remat_ir.batch import BatchFamily
+from remat_ir.graph import working_set
 from remat_ir.proof import PairProof, certain_need
-from remat_ir.working_set import working_set
 from remat_solver import least_budget, max_batch, solve, sweep
 from remat_solver.bounds import pair_need
 from remat_solver.deadline import Deadline

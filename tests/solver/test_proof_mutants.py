@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from remat_ir import Problem, plain_peak
+from remat_ir.graph import working_set
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, check, prove
 from remat_ir.proof.check import KIND
 from remat_ir.proof.rows import CHEAPER, Relaxation
 from remat_ir.proof.transfers import LINK_KINDS
-from remat_ir.working_set import working_set
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import every_row, laminar, proof_of, random_covers, random_limits, relaxation, with_roundings

@@ -25,8 +25,8 @@ from remat_ir import (
     replay,
     verify,
 )
+from remat_ir.graph import pinned_ops, working_set
 from remat_ir.greedy import greedy_plan
-from remat_ir.working_set import pinned_ops, working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from drawn import examples
 from remat_ir import Problem, plain_peak
+from remat_ir.graph import working_set
 from remat_ir.proof import InvalidProof, StageProof, prove
 from remat_ir.proof.certificate import Row
 from remat_ir.proof.rows import Relaxation
-from remat_ir.working_set import working_set
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.program import Floats, Program

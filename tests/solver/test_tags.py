@@ -26,10 +26,10 @@ from remat_ir import (
     verify,
     verify_answer,
 )
+from remat_ir.graph import working_set
 from remat_ir.proof import InvalidProof, StageProof, prove
 from remat_ir.restrictions import TAGS, contains
 from remat_ir.tags import confined, is_tagged, tagged_order, tagged_plan, tags_of
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline

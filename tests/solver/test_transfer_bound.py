@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, graphs, layered, linear_graphs
 from remat_ir import Graph, Link, Problem, graph_of
-from remat_ir.working_set import working_set
+from remat_ir.graph import working_set
 from remat_solver.array_view import ArrayView, view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.deadline import Deadline

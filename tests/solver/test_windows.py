@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from drawn import examples, posed
 from remat_ir import Graph, InvalidData, Problem, plain_peak, problem_digest
+from remat_ir.graph import working_set
 from remat_ir.proof import InvalidProof, StageProof, WindowProof, carried, prove, read_proof
 from remat_ir.proof.windows import Windows
-from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.bounds import pair_need
 from remat_solver.deadline import Deadline

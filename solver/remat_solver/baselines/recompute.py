@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from remat_ir import Compute, Free, Graph, Plan
+from remat_ir.graph import pinned_ops
 from remat_ir.plan import Step, permitted
-from remat_ir.working_set import pinned_ops
 
 Retained: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """[values] the stages (first, last), disjoint and ascending, at whose start the value is resident: S by columns."""

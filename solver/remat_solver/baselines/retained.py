@@ -9,7 +9,7 @@ from math import comb
 from typing import NamedTuple
 
 from remat_ir import Graph
-from remat_ir.working_set import pinned_ops
+from remat_ir.graph import pinned_ops
 
 from .recompute import Retained
 

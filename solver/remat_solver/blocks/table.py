@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph, Problem
+from remat_ir.graph import working_set
 from remat_ir.greedy import greedy_plan
-from remat_ir.working_set import working_set
 
 from .._numba import inner, int32, kernel
 from ..array_view import Ids, trace, view_of

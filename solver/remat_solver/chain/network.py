@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from remat_ir import Graph, Plan, plan_of
+from remat_ir.graph import pinned_ops
 from remat_ir.plan import without_unread
-from remat_ir.working_set import pinned_ops
 
 LONG_LIVED = 0.3
 """Share of the forward ops that a value may outlive before it is one that stays: masks, positions."""

@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 
 from remat_ir import Graph, Plan, Problem, plan_of
+from remat_ir.graph import pinned_ops
 from remat_ir.plan import without_unread
-from remat_ir.working_set import pinned_ops
 
 from ..array_view import ArrayView, view_of
 from ..deadline import never

@@ -19,8 +19,8 @@ from remat_ir import (
     readable,
     verify,
 )
+from remat_ir.graph import working_set
 from remat_ir.greedy import least_memory, peak_of
-from remat_ir.working_set import working_set
 
 from ..bounds import MOST_VALUES, pair_need, pair_proof, pair_table
 from ..deadline import Deadline, never

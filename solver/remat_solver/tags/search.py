@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph, Plan, Problem
+from remat_ir.graph import pinned_ops
 from remat_ir.tags import tagged_plan
-from remat_ir.working_set import pinned_ops
 
 from .._numba import inner, kernel
 from ..array_view import Flags, Ids, view_of

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Plan, Prefetch, Step, Wait
-from remat_ir.working_set import pinned_ops
+from remat_ir.graph import pinned_ops
 
 from ..baselines.heuristics import articulation_points
 from ..baselines.recompute import row_of
