@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph, Plan, Problem
-from remat_ir.graph import pinned_ops
 from remat_ir.tags import tagged_plan
 
 from .._numba import inner, kernel
@@ -26,15 +25,10 @@ FORBIDDEN = 1 << 60
 
 
 class Arrays(NamedTuple):
-    """A graph in columns, and the space that an evaluation needs.
+    """Arrays of a graph's `ArrayView`, by their names there, and the space that an evaluation needs.
 
     Attributes:
-        numbers: ops, first op of the backward pass, budget and fixed bytes.
-        cost, workspace, last_stage: [ops] as in the graph.
-        in_start, in_value: the values that op o reads: `in_value[in_start[o] : in_start[o + 1]]`.
-        out_start: the values that op o makes are `out_start[o]` to `out_start[o + 1]` − 1.
-        size, maker: [values] bytes and op.
-        optional, keep: [values] flags.
+        numbers: ops, first op of the backward pass, budget and fixed bytes. cost … kept: those of the view.
         order: [2 · ops] the ops as they run. change: [2 · ops + 2] bytes. need: [2 · ops] bytes. stack: [ops].
         last: [values] the position of the last use. open: [ops] what is still to be computed again.
     """
@@ -43,13 +37,13 @@ class Arrays(NamedTuple):
     cost: Ids
     workspace: Ids
     last_stage: Ids
-    in_start: Ids
-    in_value: Ids
-    out_start: Ids
+    edge_start: Ids
+    edge_value: Ids
+    value_start: Ids
     size: Ids
     maker: Ids
     optional: Flags
-    keep: Flags
+    kept: Flags
     order: Ids
     change: Ids
     need: Ids
@@ -73,8 +67,8 @@ def _ordered(a: Any, again: Any) -> int:
         while top:
             top -= 1
             reader = a.stack[top]
-            for i in range(a.in_start[reader], a.in_start[reader + 1]):
-                maker = a.maker[a.in_value[i]]
+            for i in range(a.edge_start[reader], a.edge_start[reader + 1]):
+                maker = a.maker[a.edge_value[i]]
                 if maker < boundary and a.open[maker]:
                     if a.last_stage[maker] < op:
                         return -1
@@ -103,8 +97,8 @@ def evaluate(a: Any, again: Any) -> tuple[int, int, int]:
         op = a.order[position]
         cost += a.cost[op]
         need = a.workspace[op]
-        for value in range(a.out_start[op], a.out_start[op + 1]):
-            end = length - 1 if a.keep[value] else a.last[value]
+        for value in range(a.value_start[op], a.value_start[op + 1]):
+            end = length - 1 if a.kept[value] else a.last[value]
             if end >= 0 or not a.optional[value]:
                 need += a.size[value]
             if end > position:
@@ -112,8 +106,8 @@ def evaluate(a: Any, again: Any) -> tuple[int, int, int]:
                 a.change[end + 1] -= a.size[value]
             a.last[value] = -1
         a.need[position] = need
-        for i in range(a.in_start[op], a.in_start[op + 1]):
-            value = a.in_value[i]
+        for i in range(a.edge_start[op], a.edge_start[op + 1]):
+            value = a.edge_value[i]
             if a.last[value] < 0:
                 a.last[value] = position
     budget, resident = a.numbers[2], a.numbers[3]
@@ -296,30 +290,25 @@ class TagSearch:
 
 def _free(graph: Graph, boundary: int) -> Ids:
     """Forward ops that may run in the backward pass, and of which something is needed there."""
-    pinned = pinned_ops(graph)
     needed = {value for op in range(boundary, graph.ops) for value in graph.op_inputs[op]}
     found = []
     for op in range(boundary - 1, -1, -1):
-        if op not in pinned and graph.last_stage[op] >= boundary and any(v in needed for v in graph.op_values[op]):
+        if graph.last_stage[op] >= boundary and any(v in needed for v in graph.op_values[op]):
             found.append(op)
             needed.update(graph.op_inputs[op])
     return np.asarray(found[::-1], np.int64)
+
+
+_OF_VIEW = (
+    "cost", "workspace", "last_stage", "edge_start", "edge_value", "value_start", "size", "maker", "optional", "kept",
+)  # fmt: skip
 
 
 def _arrays(graph: Graph, boundary: int, budget_bytes: int) -> Arrays:
     view, ops = view_of(Problem(graph, budget_bytes)), graph.ops
     return Arrays(
         numbers=np.asarray((ops, boundary, budget_bytes, graph.fixed_bytes)),
-        cost=view.cost,
-        workspace=view.workspace,
-        last_stage=view.last_stage,
-        in_start=view.edge_start,
-        in_value=view.edge_value,
-        out_start=view.value_start,
-        size=view.size,
-        maker=view.maker,
-        optional=view.optional,
-        keep=view.kept,
+        **{name: getattr(view, name) for name in _OF_VIEW},
         order=np.zeros(2 * ops, np.int64),
         change=np.zeros(2 * ops + 2, np.int64),
         need=np.zeros(2 * ops, np.int64),
