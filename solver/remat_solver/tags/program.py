@@ -95,12 +95,11 @@ class TagProgram:
                 builder.add_rows(len(stages), parts, upper=1.0)
         self._again, self._done, self._builder = again, done, builder
         for stage, op in enumerate(ends):
-            self._memory_at(op, stage, stage)
+            self._memory_at(op, stage)
         for op in sorted(self.forward):
-            self._memory_at(op, ZERO, ZERO)
+            self._memory_at(op, ZERO)
         for op, reader in sorted(self.recomputations):
-            stage = bisect_left(ends, reader)
-            self._memory_at(reader, stage, stage - 1, again=op)
+            self._memory_at(reader, bisect_left(ends, reader), again=op)
         for tags in self.wrong:
             signs = np.asarray([-1.0 if op in tags else 1.0 for op in self.free])
             builder.add_rows(1, [Term(0, again, signs)], lower=1.0 - len(tags))
@@ -109,11 +108,8 @@ class TagProgram:
         program.cost[done[ordered, -1]] = cost[ordered]
         return program
 
-    def _memory_at(self, op: int, stage: int, before: int, again: int = ZERO) -> None:
-        """That an op fits when it runs first, at the end of a stage; or an earlier one that is computed again for it.
-
-        `before` is the stage by whose end ops after `again` have been computed again, if at all.
-        """
+    def _memory_at(self, op: int, stage: int, again: int = ZERO) -> None:
+        """That an op fits when it runs first, at the end of a stage; or an earlier one, computed again for it."""
         graph, runs = self.graph, op if again == ZERO else again
         fixed = graph.fixed_bytes + graph.op_workspace_bytes[runs]
         fixed += sum(graph.value_bytes[v] for v in graph.op_values[runs] if v not in graph.optional)
@@ -133,7 +129,8 @@ class TagProgram:
                 fixed += size
             elif later:
                 i = self.free[maker]
-                there = self._column(i, stage if maker < runs or again == ZERO else before)
+                # ops after `again` have been computed again by the end of the stage before, if at all
+                there = self._column(i, stage if maker < runs else stage - 1)
                 fixed += size
                 if there != self._again[i]:
                     terms.append((int(self._again[i]), -size))
@@ -151,9 +148,8 @@ class TagProgram:
             return
         i = self.free[again]
         big = float(values[values > 0].sum()) - min(0.0, most)
-        ran = [(self._column(i, stage), big), (self._column(i, stage - 1), -big)]
-        parts = [Term(0, column, value) for column, value in ran]
-        self._builder.add_rows(1, [Term(0, columns, values), *parts], upper=most + big)
+        ran = Term(0, self._column(i, stage), big), Term(0, self._column(i, stage - 1), -big)
+        self._builder.add_rows(1, [Term(0, columns, values), *ran], upper=most + big)
 
     def _column(self, i: int, stage: int) -> int:
         return ZERO if stage < 0 else int(self._done[i, stage])
