@@ -17,7 +17,7 @@ from .errors import InvalidData, InvalidPlan
 from .graph import Graph, check_column
 from .link import Link
 from .plan import STEP_OF_VERB, Compute, Free, Plan, Step, plan_document
-from .read import LARGEST_INTEGER, integer, kind
+from .read import LARGEST_INTEGER, kind
 from .replay import Moment
 from .words import readable
 
@@ -102,12 +102,9 @@ class Chain(OfDocument):
             raise InvalidData("the sum of forward_ns and backward_ns overflows 2^53", "/forward_ns")
         if sum(sum(getattr(self, key)) for key in (*_PER_STAGE[3:], "untaped_workspaces", *_PER_CUT)) > LARGEST_INTEGER:
             raise InvalidData("the sum of all bytes overflows 2^53", "/tape_bytes")
-        if self.link_bytes_per_s is not None:
-            integer(self.link_bytes_per_s, "link_bytes_per_s", "/link_bytes_per_s", least=1)
-        if self.host_bytes is not None:
-            integer(self.host_bytes, "host_bytes", "/host_bytes")
-            if self.link_bytes_per_s is None:
-                raise InvalidData("host_bytes needs link_bytes_per_s: no link, no host", "/host_bytes")
+        super().__post_init__()
+        if self.host_bytes is not None and self.link_bytes_per_s is None:
+            raise InvalidData("host_bytes needs link_bytes_per_s: no link, no host", "/host_bytes")
         if self.input_may_leave and self.link_bytes_per_s is None:
             raise InvalidData("input_may_leave needs link_bytes_per_s: no link, no transfers", "/input_may_leave")
         for key in (*_PER_STAGE, *_PER_CUT):  # what was read in columns, now that it is right

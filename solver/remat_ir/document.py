@@ -384,6 +384,12 @@ class OfDocument:
 
     document: ClassVar[Document]
 
+    def __post_init__(self) -> None:
+        """Refuse integers that the document refuses."""
+        for name, member in self.document.members.items():
+            if isinstance(member.kind, Integer):
+                member.read(getattr(self, name), name, "/" + name)
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object; what may be left out and has its default is not there."""
         return self.document.write(self)

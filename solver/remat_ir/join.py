@@ -72,9 +72,7 @@ class Join(OfDocument):
             raise InvalidData(f"join has {len(self.lengths)} branches, not 1 to {MOST_BRANCHES}", "/lengths")
         for i, length in enumerate(self.lengths):
             integer(length, f"branch {i}: length", f"/lengths/{i}", most=MOST_LENGTH)
-        for key in ("forward_ns", "backward_ns", "turn_ns", "slots"):
-            integer(getattr(self, key), key, f"/{key}")
-        integer(self.slot_bytes, "slot_bytes", "/slot_bytes", least=1)
+        super().__post_init__()
         for i, branch in enumerate(self.keep):
             if type(branch) is not int or not 0 <= branch < len(self.lengths):
                 raise InvalidData(f"keep[{i}]: there is no branch {branch}", f"/keep/{i}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .document import Document, Integer, Member, OfDocument
-from .read import integer
 
 LINK = Document(
     "LinkDocument",
@@ -44,13 +43,6 @@ class Link(OfDocument):
     to_device_bytes_per_s: int
     latency_ns: int = 0
     host_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        integer(self.to_host_bytes_per_s, "to_host_bytes_per_s", "/to_host_bytes_per_s", least=1)
-        integer(self.to_device_bytes_per_s, "to_device_bytes_per_s", "/to_device_bytes_per_s", least=1)
-        integer(self.latency_ns, "latency_ns", "/latency_ns")
-        if self.host_bytes is not None:
-            integer(self.host_bytes, "host_bytes", "/host_bytes")
 
     def to_host_ns(self, size_bytes: int) -> int:
         """How long a copy out takes: the latency, and its bytes over the bandwidth, rounded up to whole ns."""
