@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -181,15 +182,13 @@ class BatchFamily:
         return max(0, (self.budget_bytes - staying) // (peak - staying))
 
     def _last(self, fits: Callable[[Problem], bool]) -> int:
-        low, high = 0, LARGEST_BATCH + 1
-        while high - low > 1:
-            middle = (low + high) // 2
+        def exceeds(size: int) -> bool:
             try:
-                inside = fits(self.at(middle))
+                return not fits(self.at(size))
             except (InvalidData, InvalidPlan):  # more bytes than any budget counts, or than this one
-                inside = False
-            low, high = (middle, high) if inside else (low, middle)
-        return low
+                return True
+
+        return bisect_left(range(1, LARGEST_BATCH + 1), True, key=exceeds)
 
     def _grown(self, number: int, size: int) -> int:
         return -(-number * size // self.batch)
