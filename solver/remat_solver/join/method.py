@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from remat_ir import Join, JoinPlan, JoinStep, JoinVerb, Problem, plain_join_plan, plain_peak
+from remat_ir import Join, JoinPlan, JoinStep, JoinVerb, plain_join_plan, plain_peak
 
 from ..deadline import TimeUp, never
 from ..incumbent import Incumbent
@@ -53,20 +53,13 @@ AT_ONCE = 1e8
 """Comparisons that the exact program may take before a schedule and a bound in polynomial time: a tenth of a second."""
 
 
-def usable_slots(problem: Problem) -> int:
-    """The slots that a join may fill: its own, as far as the budget pays for them."""
-    subject = problem.subject
-    assert isinstance(subject, Join)
-    return min(subject.slots, problem.budget_bytes // subject.slot_bytes)
-
-
 def join(incumbent: Incumbent, options: object = None) -> None:
     """Offer an optimal schedule and its cost as the bound (RR-9273, Theorem 3); of a join too large for its table, the
     best schedule with one branch after another, and a bound. The plain plan is optimal where it fits.
     """
     subject = incumbent.problem.subject
     assert isinstance(subject, Join)
-    slots = usable_slots(incumbent.problem)
+    slots = incumbent.problem.capacity_bytes // subject.slot_bytes
     if not in_reach(subject.lengths, slots, AT_ONCE):
         if plain_peak(subject) <= slots * subject.slot_bytes:
             incumbent.offer(plain_join_plan(subject), "checkpoint-all")
@@ -117,7 +110,7 @@ def equiv_chain(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan of the equivalent chain: a baseline."""
     subject = incumbent.problem.subject
     assert isinstance(subject, Join)
-    slots = usable_slots(incumbent.problem)
+    slots = incumbent.problem.capacity_bytes // subject.slot_bytes
     if not in_reach((max(subject.lengths),), slots // len(subject.lengths)):
         incumbent.ends_without_plan("The program of the equivalent chain is out of reach.")
         return
