@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from .graph import Graph, working_set
-from .plan import Plan, plain_plan, plan_of
+from .plan import Plan, makers, plain_plan, plan_of
 from .problem import plain_peak
 from .replay import replay
 
@@ -449,11 +449,6 @@ def checkpointed(graph: Graph) -> Plan:
     boundary = graph.backward_from
     if boundary is None:
         return plain_plan(graph)
-    again: set[int] = set()
-    stack = [v for op in range(boundary, graph.ops) for v in graph.op_inputs[op]]
-    while stack:
-        maker = graph.value_op[stack.pop()]
-        if maker < boundary < graph.last_stage[maker] and maker not in again:
-            again.add(maker)
-            stack.extend(graph.op_inputs[maker])
+    read = (v for op in range(boundary, graph.ops) for v in graph.op_inputs[op])
+    again = makers(graph, read, lambda v: graph.value_op[v] < boundary < graph.last_stage[graph.value_op[v]])
     return plan_of(graph, (*range(boundary + 1), *sorted(again), *range(boundary + 1, graph.ops)))

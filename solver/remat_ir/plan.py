@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -194,6 +194,24 @@ def recomputed(plan: Plan | Sequence[int], ops: int) -> list[int]:
     for op in plan.computes if isinstance(plan, Plan) else plan:
         counts[op] += 1
     return [max(0, count) for count in counts]
+
+
+def makers(graph: Graph, values: Iterable[int], missing: Callable[[int], bool]) -> set[int]:
+    """The ops that make those of some values that are missing, and what is missing of all that these ops read.
+
+    >>> from remat_ir import graph_of
+    >>> makers(graph_of([1] * 4, [1] * 4, [[], [0], [1], [1, 2]]), [2], lambda value: value > 0)
+    {1, 2}
+    """
+    found: set[int] = set()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        op = graph.value_op[value]
+        if op not in found and missing(value):
+            found.add(op)
+            todo += graph.op_inputs[op]
+    return found
 
 
 def permitted(graph: Graph, sequence: Iterable[int]) -> Iterator[int]:

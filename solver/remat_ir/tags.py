@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .errors import InvalidData
 from .graph import Graph
-from .plan import Compute, Free, Plan, plan_of
+from .plan import Compute, Free, Plan, makers, plan_of
 
 
 def tagged_order(graph: Graph, again: Collection[int]) -> tuple[int, ...]:
@@ -35,17 +35,9 @@ def tagged_order(graph: Graph, again: Collection[int]) -> tuple[int, ...]:
         raise InvalidData(f"op {wrong} is tagged, and the forward pass has ops 0 to {boundary - 1}")
     order = list(range(boundary))
     for op in range(boundary, graph.ops):
-        row: set[int] = set()
-        stack = [op]
-        while stack:
-            for value in graph.op_inputs[stack.pop()]:
-                maker = graph.value_op[value]
-                if maker in missing:
-                    missing.discard(maker)
-                    row.add(maker)
-                    stack.append(maker)
-        order += sorted(row)
-        order.append(op)
+        row = makers(graph, graph.op_inputs[op], lambda value: graph.value_op[value] in missing)
+        missing.difference_update(row)
+        order += (*sorted(row), op)
     return tuple(order)
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from remat_ir import Compute, Free, Graph, Plan
 from remat_ir.graph import pinned_ops
-from remat_ir.plan import Step, permitted
+from remat_ir.plan import Step, makers, permitted
 
 Retained: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """[values] the stages (first, last), disjoint and ascending, at whose start the value is resident: S by columns."""
@@ -106,14 +106,8 @@ def _rows(graph: Graph, retained: Retained) -> Iterator[list[int]]:
 
 def row_of(graph: Graph, stage: int, resident: set[int], demanded: Iterable[int] = ()) -> list[int]:
     """The least that a stage runs: its new op, and what makes the op's inputs and what is demanded of it."""
-    row = {stage}
-    missing = [value for value in (*graph.op_inputs[stage], *demanded) if value not in resident]
-    while missing:
-        op = graph.value_op[missing.pop()]
-        if op not in row:
-            row.add(op)
-            missing.extend(value for value in graph.op_inputs[op] if value not in resident)
-    return sorted(row)
+    missing = makers(graph, (*graph.op_inputs[stage], *demanded), lambda value: value not in resident)
+    return sorted(missing | {stage})
 
 
 def merged(stages: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

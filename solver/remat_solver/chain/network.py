@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from remat_ir import Graph, Plan, plan_of
 from remat_ir.graph import pinned_ops
-from remat_ir.plan import without_unread
+from remat_ir.plan import makers, without_unread
 
 LONG_LIVED = 0.3
 """Share of the forward ops that a value may outlive before it is one that stays: masks, positions."""
@@ -56,15 +56,11 @@ class LinearNetwork:
 
     def needed(self, stage: int, targets: Iterable[int], given: Collection[int]) -> tuple[int, ...]:
         """The forward ops of a stage that make `targets` again out of `given` and values that stay, in order."""
-        graph, ops = self.graph, self.forward[stage]
-        found: set[int] = set()
-        todo = [v for v in targets if v not in given]
-        while todo:
-            op = graph.value_op[todo.pop()]
-            if op in ops and op not in found:
-                found.add(op)
-                todo += [v for v in graph.op_inputs[op] if v not in given and v not in self.stays]
-        return tuple(sorted(found))
+
+        def missing(value: int) -> bool:
+            return value not in given and value not in self.stays and self.graph.value_op[value] in self.forward[stage]
+
+        return tuple(sorted(makers(self.graph, targets, missing)))
 
     def bytes_of(self, values: Iterable[int]) -> int:
         """What values weigh."""
