@@ -87,9 +87,8 @@ class Chain(OfDocument):
         stages = len(self.forward_ns)
         if not 1 <= stages <= MOST_STAGES:
             raise InvalidData(f"chain has {stages} stages, not 1 to {MOST_STAGES}", "/forward_ns")
-        for keys, length, more in ((_PER_STAGE, stages, ""), (_PER_CUT, stages + 1, ", and one more for the input")):
-            for key in keys:
-                _check_column(key, getattr(self, key), length, more, first=1 if length == stages else 0)
+        for key in (*_PER_STAGE, *_PER_CUT):
+            self._check_column(key)
         for i, (tape, activation) in enumerate(zip(self.tape_bytes, self.activation_bytes[1:], strict=True)):
             if tape < activation:
                 raise InvalidData(
@@ -110,11 +109,18 @@ class Chain(OfDocument):
         for key in (*_PER_STAGE, *_PER_CUT):  # what was read in columns, now that it is right
             object.__setattr__(self, key, tuple(getattr(self, key)))
 
+    def _check_column(self, key: str) -> None:
+        column, cuts = getattr(self, key), key in _PER_CUT
+        if len(column) != self.stages + cuts:
+            more = ", and one more for the input" if cuts else ""
+            raise InvalidData(f"{key} has {len(column)} entries where there are {self.stages} stages{more}", f"/{key}")
+        check_column(column, "cut" if cuts else "stage", key, key, 0 if cuts else 1)
+
     def _check_untaped(self) -> None:
         column = self.untaped_workspace_bytes
         if column is None:
             return
-        _check_column(_UNTAPED, column, self.stages, "", first=1)
+        self._check_column(_UNTAPED)
         for i, untaped in enumerate(column):
             least = self.forward_workspace_bytes[i]
             most = least + self.tape_bytes[i] - self.activation_bytes[i + 1]
@@ -201,13 +207,6 @@ class Chain(OfDocument):
         """The values of `to_graph` that are the tape of a stage: a^l first, the optional one last."""
         width = 2 if self.untaped_workspace_bytes is None else 3
         return tuple(range(width * (stage - 1), width * stage))
-
-
-def _check_column(key: str, column: tuple[int, ...], length: int, more: str, first: int) -> None:
-    if len(column) != length:
-        stages = length - 1 + first
-        raise InvalidData(f"{key} has {len(column)} entries where there are {stages} stages{more}", f"/{key}")
-    check_column(column, "stage" if first else "cut", key, key, first)
 
 
 class Verb(StrEnum):
