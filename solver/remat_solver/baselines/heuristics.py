@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from remat_ir import Graph, Plan, plain_peak, plain_plan, plan_of, readable
 
@@ -75,13 +74,6 @@ class BaselineOptions(Options):
     freeing: str = word("last-use", ("last-use", "paper"))
 
 
-class Choice(NamedTuple):
-    """One setting of a baseline's parameter: what its plan costs, in ns, and the plan, made when it is asked for."""
-
-    cost_ns: int
-    plan: Callable[[], Plan]
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A baseline as a method: calling it offers the plans of all its choices that fit and are cheaper.
@@ -108,18 +100,17 @@ class Baseline:
             return f"{self.name} does not apply: the forward pass is not linear."
         return None
 
-    def choices(self, graph: Graph, options: Options) -> Iterator[Choice]:
-        """Each of its plans, whatever it needs; none where it does not apply."""
+    def choices(self, graph: Graph, options: Options) -> Iterator[tuple[int, Callable[[], Plan]]]:
+        """What each of its plans costs, in ns, and the plan, made when it is asked for, whatever it needs; none where
+        it does not apply.
+        """
         if self.why_not(graph) is not None:
             return
         as_given = options == BaselineOptions("paper")
         for retained in self.settings(graph, graph.backward_from or 0):
             order = computed(graph, retained)
-
-            def plan(retained: Retained = retained, order: Sequence[int] = order) -> Plan:
-                return plan_as_given(graph, retained) if as_given else plan_of(graph, order)
-
-            yield Choice(sum(graph.op_cost_ns[op] for op in order), plan)
+            plan = partial(plan_as_given, graph, retained) if as_given else partial(plan_of, graph, order)
+            yield sum(graph.op_cost_ns[op] for op in order), plan
 
     def __call__(self, incumbent: Incumbent, options: Options = BaselineOptions()) -> None:
         """Offer the plans of all choices that fit and are cheaper than what is there."""
@@ -130,16 +121,16 @@ class Baseline:
             return
         best: int | None = None
         least: int | None = None
-        for choice in self.choices(graph, options):
+        for cost_ns, plan in self.choices(graph, options):
             # its replay, here and of the answer, takes as long again: a deep linear order may take nine computations
             # an op
             if incumbent.interrupted():
                 return
-            if best is None or choice.cost_ns < best:
-                peak = incumbent.offer_or_suffices(choice.plan(), self.name)
+            if best is None or cost_ns < best:
+                peak = incumbent.offer_or_suffices(plan(), self.name)
                 least = peak if least is None else min(least, peak)
                 if peak <= incumbent.problem.budget_bytes:
-                    best = choice.cost_ns
+                    best = cost_ns
             if incumbent.stopped():
                 return
         if best is None:
