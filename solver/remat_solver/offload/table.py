@@ -26,18 +26,17 @@ _spliced = partial(inner, inline="always")
 Array = Any
 
 
-def row_of(i: int, j: int, stages: int) -> int:
+@_spliced
+def _row_of(i: int, j: int, stages: int) -> int:
     """The row of the table that holds C_Δ(i, j, ·, ·), 1 ≤ i ≤ j ≤ stages."""
     return (i - 1) * stages - ((i - 1) * (i - 2)) // 2 + j - i
 
 
-def rest_of(amount: int, time: float, beta: float) -> int:
+@_spliced
+def _rest_of(amount: int, time: float, beta: float) -> int:
     """What remains of so many slots after a time on the link, in whole slots."""
     moved = time * beta
     return 0 if moved >= amount else amount - int(moved + 1e-9)
-
-
-_row_of, _rest_of = _spliced(row_of), _spliced(rest_of)
 
 
 @kernel()
@@ -45,20 +44,21 @@ def backward_best(
     i: int, j: int, held: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, table: Array,
-) -> tuple[float, int]:  # fmt: skip
-    """C_Δ(i, j, A, Δ) and how it is reached: 0 by F_all^i first, otherwise the i' whose a^(i') is saved next.
+) -> tuple[float, int, int]:  # fmt: skip
+    """C_Δ(i, j, A, Δ), how it is reached, and Δ of the stages behind: 0 by F_all^i first, otherwise the i' whose a^(i')
+    is saved next.
 
     `held` is A, the input I_i included; `due` is Δ, what must have been prefetched by the end (B.3).
     """
     stages = forward.shape[0] - 1
-    best, choice = FOREVER, -1
+    best, choice, due_after = FOREVER, -1, 0
     need_f = delta[j] + tape[i] + over_f[i]
     need_b = delta[i] + tape[i] + delta[i - 1] + over_b[i]
     spare = memory - held
     if need_f <= spare and need_b <= spare:
         if i == j:
             late = max(need_f - beta * backward[i], need_b) - spare + due
-            return forward[i] + backward[i] + max(0.0, late / beta), 0
+            return forward[i] + backward[i] + max(0.0, late / beta), 0, 0
         idle_b = max(0.0, (need_b - spare + due) / beta)
         due_1 = _rest_of(due, backward[i] + idle_b, beta)
         if held + tape[i] + due_1 <= memory:
@@ -66,7 +66,7 @@ def backward_best(
             if inner < FOREVER:
                 due_2 = _rest_of(due_1, inner, beta)
                 best = forward[i] + inner + backward[i] + idle_b + max(0.0, (need_f - spare + due_2) / beta)
-                choice = 0
+                choice, due_after = 0, due_1
     steps, late, most = 0.0, -FOREVER, 0
     for k in range(i, j):
         need = delta[j] + activation[k] + over_n[k] + (activation[k - 1] if k > i else 0)
@@ -87,8 +87,8 @@ def backward_best(
         due_3 = _rest_of(due_2, inner, beta)
         value = steps + inner + tail + max(0.0, (late - spare + due_3) / beta)
         if value < best:
-            best, choice = value, k
-    return best, choice
+            best, choice, due_after = value, k, due_2
+    return best, choice, due_after
 
 
 @kernel(nogil=True)
@@ -101,7 +101,7 @@ def fill_backward(
     row = _row_of(i, j, forward.shape[0] - 1)
     for held in range(memory + 1):
         for due in range(memory - held, -1, -1):
-            best, _ = backward_best(
+            best, _, _ = backward_best(
                 i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_n, over_b,
                 table,
             )  # fmt: skip
@@ -136,22 +136,22 @@ def _with_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
     table: Array, price: float, mark: bool,
-) -> tuple[float, int]:  # fmt: skip
-    """The best of F_all^i first, and whether its input, of `own` slots, is offloaded."""
+) -> tuple[float, int, int, int]:  # fmt: skip
+    """The best of F_all^i first, whether its input, of `own` slots, is offloaded, and Δ_F and Δ_B after it."""
     stages = forward.shape[0] - 1
-    best, moved = FOREVER, 0
+    best, moved, left_after, due_after = FOREVER, 0, 0, 0
     spare = memory - held - own
     need_f = tape[i] + over_f[i]
     need_b = delta[i] + tape[i] + delta[i - 1] + over_b[i]
     if need_f > spare or need_b > spare:
-        return best, moved
+        return best, moved, left_after, due_after
     idle_f = max(0.0, (need_f - spare + left) / beta)
     idle_b = max(0.0, (need_b - spare + due) / beta)
     once = forward[i] + backward[i] + idle_f + idle_b
     if i == stages:
         # between the phases both transfers must come to an end
         rest = max(0.0, left - (forward[i] + idle_f) * beta) + max(0.0, due - (backward[i] + idle_b) * beta)
-        return once + rest / beta, moved
+        return once + rest / beta, moved, left_after, due_after
     for v in range(2 if own > 0 else 1):
         go, come = v * own, _rest_of(due, backward[i] + idle_b, beta) + v * own
         go = _rest_of(left + go, forward[i] + idle_f, beta)
@@ -159,17 +159,17 @@ def _with_tape(
         if keep + go <= memory and keep + come <= memory:
             value = once + price * v * own + _onward(table, 1, i + 1, _state(keep, go, come, memory), mark)
             if value < best:
-                best, moved = value, v
-    return best, moved
+                best, moved, left_after, due_after = value, v, go, come
+    return best, moved, left_after, due_after
 
 
 @inner
 def _without_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, activation: Array, over_n: Array, tails: Array, table: Array, price: float, mark: bool,
-) -> tuple[float, int, int]:  # fmt: skip
-    """The best of F_ck^i first and F_none up to some stage before the last, that stage, and whether its input goes."""
-    best, last, moved = FOREVER, -1, 0
+) -> tuple[float, int, int, int, int]:  # fmt: skip
+    """The best of F_ck^i first and F_none up to some stage before the last, that stage, and then as `_with_tape`."""
+    best, last, moved, left_after, due_after = FOREVER, -1, 0, 0, 0
     spare = memory - held - own
     stages = forward.shape[0] - 1
     steps, late, first, after = 0.0, -FOREVER, 0, 0
@@ -199,8 +199,8 @@ def _without_tape(
                 onward = _onward(table, 0, j + 1, _state(keep, go, come, memory), mark)
                 value = steps + tail + idle + price * v * own + onward
                 if value < best:
-                    best, last, moved = value, j, v
-    return best, last, moved
+                    best, last, moved, left_after, due_after = value, j, v, go, come
+    return best, last, moved, left_after, due_after
 
 
 @kernel()
@@ -208,8 +208,9 @@ def forward_best(
     x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, tails: Array, table: Array, price: float, mark: bool,
-) -> tuple[float, int, int]:  # fmt: skip
-    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
+) -> tuple[float, int, int, int, int]:  # fmt: skip
+    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, whether its input is offloaded, and
+    Δ_F and Δ_B after it.
 
     `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
     prefetched by the end of B^i (B.1, B.2). The input of stage 1 has no slots where it stays on the device. `price` is
@@ -217,17 +218,17 @@ def forward_best(
     """
     own = tape[i - 1] if x else activation[i - 1]
     if memory - held - own < 0:
-        return FOREVER, -1, 0
-    best, moved = _with_tape(
+        return FOREVER, -1, 0, 0, 0
+    best, moved, left_after, due_after = _with_tape(
         i, own, held, left, due, memory, beta, forward, backward, tape, delta, over_f, over_b, table, price, mark
     )
     last = 0 if best < FOREVER else -1
-    value, end, goes = _without_tape(
+    value, end, goes, left_then, due_then = _without_tape(
         i, own, held, left, due, memory, beta, forward, activation, over_n, tails, table, price, mark
     )
     if value < best:
-        return value, end, goes
-    return best, last, moved
+        return value, end, goes, left_then, due_then
+    return best, last, moved, left_after, due_after
 
 
 @kernel(nogil=True)
@@ -245,7 +246,7 @@ def fill_forward(
                     state += 1
                     if table[x, i, state] != NEEDED:
                         continue
-                    best, _, _ = forward_best(
+                    best, _, _, _, _ = forward_best(
                         x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta, over_f,
                         over_n, over_b, tails, table, price, mark,
                     )  # fmt: skip
@@ -366,55 +367,36 @@ class OffloadTable:
         unwound: list[tuple[ChainStep, ...]] = []
         moved: set[int] = set()
         x, i, held, left, due = 0, 1, 0, 0, 0
-        beta, times_f, times_b, activation, tape = self._arguments[1:6]
+        activation, tape = self._arguments[4:6]
         while i <= self.chain.stages:
-            _, last, away = forward_best(
+            _, last, away, left_after, due_after = forward_best(
                 x, i, held, left, due, *self._arguments, self._tails, self._table, self._price, False
             )
             own = int(tape[i - 1] if x else activation[i - 1])
             if away:
                 moved.add(i - 1)
-            end = last or i
             if last:
                 forward.append(ChainStep(Verb.F_CK, i))
                 forward += (ChainStep(Verb.F_NONE, stage) for stage in range(i + 1, last + 1))
                 unwound.append(self.tail(i, last, held + own, due))
-                back = float(self._tails[row_of(i, last, self.chain.stages), held + own, due])
             else:
                 forward.append(ChainStep(Verb.F_ALL, i))
                 unwound.append((ChainStep(Verb.B, i),))
-                back = float(times_b[i]) + self._idle_backward(i, held + own, due)
-            ahead = float(times_f[i : end + 1].sum()) + self._idle_forward(i, last, held + own, left)
-            left, due = rest_of(left + away * own, ahead, beta), rest_of(due, back, beta) + away * own
+            left, due = left_after, due_after
             held += 0 if away else own
-            x, i = (0 if last else 1), end + 1
+            x, i = (0 if last else 1), (last or i) + 1
         backward = (step for steps in reversed(unwound) for step in steps)
         return Schedule(tuple(forward), tuple(backward), frozenset(moved))
 
-    def _idle_backward(self, i: int, held: int, due: int) -> float:
-        memory, beta, _, _, _, tape, delta, _, _, over = self._arguments
-        late = float(delta[i] + tape[i] + delta[i - 1] + over[i] - (memory - held) + due)
-        return max(0.0, late / float(beta))
-
-    def _idle_forward(self, i: int, last: int, held: int, left: int) -> float:
-        memory, beta, times, _, activation, tape, _, over, untaped, _ = self._arguments
-        late = float(tape[i] + over[i])
-        if last:
-            needs = [activation[k] + untaped[k] + (activation[k - 1] if k > i else 0) for k in range(i, last + 1)]
-            late = max(float(need) - beta * float(times[i:k].sum()) for k, need in enumerate(needs, i))
-        return max(0.0, (late - float(memory - held) + left) / float(beta))
-
     def tail(self, i: int, j: int, held: int, due: int) -> tuple[ChainStep, ...]:
         """The recomputation of stages i … j (B.3), with A and Δ in slots as in `backward_best`."""
-        _, beta, _, times_b, activation, tape, *_ = self._arguments
+        activation, tape = self._arguments[4:6]
 
         def split(i: int, j: int, left: tuple[int, int]) -> tuple[int, tuple[int, int]]:
             held, due = left
-            _, choice = backward_best(i, j, held, due, *self._arguments, self._tails)
+            _, choice, due_after = backward_best(i, j, held, due, *self._arguments, self._tails)
             if choice == 0:
-                rest = rest_of(due, float(times_b[i]) + self._idle_backward(i, held, due), beta)
-                return i, (held + int(tape[i]), rest)
-            rest = rest_of(due, float(self._tails[row_of(i, choice, self.chain.stages), held, due]), beta)
-            return choice + 1, (held + int(activation[choice]), rest)
+                return i, (held + int(tape[i]), due_after)
+            return choice + 1, (held + int(activation[choice]), due_after)
 
         return scheduled(i, j, split, (held, due))
