@@ -58,7 +58,6 @@ class _Walk:
         self.resident = bytearray(graph.values)
         self.evictable = bytearray(graph.values)
         self.keep = frozenset(graph.keep)
-        self.optional = frozenset(graph.optional)
         self.frozen = bytearray(graph.ops)
         self.ending: dict[int, list[int]] = {}  # the last stage of ops that may run again until then
         for op, last in enumerate(graph.last_stage):
@@ -82,9 +81,7 @@ class _Walk:
             if not (all(self._end(again) for again in self.ending.get(op, ())) and self._compute(op)):
                 return None
             self.now = op + 1
-            for value in self.graph.op_inputs[op]:
-                self._settle(value)
-            for value in self.graph.op_values[op]:
+            for value in (*self.graph.op_inputs[op], *self.graph.op_values[op]):
                 self._settle(value)
         return self.order
 
@@ -204,12 +201,8 @@ class _Walk:
     def _run(self, op: int) -> bool:
         graph, resident, sizes = self.graph, self.resident, self.graph.value_bytes
         kept = [v for v in graph.op_values[op] if v in self.keep or self.locked[v] or self._due(v) != _NEVER]
-        need = graph.op_workspace_bytes[op]
-        for value in graph.op_always[op]:
-            need += 0 if resident[value] else sizes[value]
-        for value in kept:
-            if value in self.optional and not resident[value]:
-                need += sizes[value]
+        made = sum([sizes[v] for v in {*graph.op_always[op], *kept} if not resident[v]])
+        need = graph.op_workspace_bytes[op] + made
         excess = self.memory + need - self.limit
         if excess > 0 and not self._make_room(excess, {*graph.op_inputs[op], *graph.op_values[op]}):
             return False
