@@ -343,9 +343,5 @@ def _gradients(segments: Segments) -> tuple[Ids, Ids]:
         for segment in range(lowest, place[op]):
             if segment not in readers:
                 idle[segment] += graph.value_bytes[value]
-    alive = np.cumsum(change)
-    before = [
-        int(alive[segments.backward_starts[i] - 1]) if segments.backward_starts[i] > split else 0
-        for i in range(segments.count)
-    ]
-    return np.array(before, np.int64), np.array(idle, np.int64)
+    alive = np.cumsum(np.array(change, np.int64))
+    return alive[np.array(segments.backward_starts) - 1], np.array(idle, np.int64)
