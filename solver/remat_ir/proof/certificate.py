@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ..errors import InvalidData
 from ..read import LARGEST_INTEGER, array, integer, integers, kind, members, parsed
@@ -42,11 +42,36 @@ class Leaf(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StageProof:
+class _AnyProof:
+    """What certificates of every kind have: `by`, the kind, and the digest of the problem that one is about."""
+
+    by: ClassVar[str]
+
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-proof/1` object."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        listed = {name: list(map(_entry, v)) if isinstance(v, tuple) else v for name, v in found.items()}
+        return {"format": FORMAT, "by": self.by, "problem": listed.pop("digest"), **listed}
+
+
+def _entry(item: Any) -> Any:
+    """An entry of one of a certificate's tuples as JSON."""
+    if isinstance(item, Branch):
+        return ["branch", list(item.column)]
+    if isinstance(item, Leaf):
+        return ["empty" if item.empty else "bound", [number for pair in item.duals for number in pair]]
+    if isinstance(item, StageProof):
+        return item.to_json()
+    return list(item) if isinstance(item, tuple) else item
+
+
+@dataclass(frozen=True)
+class StageProof(_AnyProof):
     """A bound by linear relaxations over coarse stages, one for each leaf of a tree.
 
     Attributes:
-        digest: of the problem that it is about.
         cuts: the ops that end coarse stages, ascending; the last op of the graph is the last of them.
         spans: (a, b), the coarse stages a … b that are taken as one as well.
         rows: those that leaves refer to by position.
@@ -55,53 +80,35 @@ class StageProof:
             is 1.
     """
 
-    digest: str
+    by = "stages"
+
     cuts: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     rows: tuple[Row, ...]
     denominator: int
     nodes: tuple[Branch | Leaf, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """The `remat-proof/1` object."""
-        return {
-            "format": FORMAT,
-            "by": "stages",
-            "problem": self.digest,
-            "cuts": list(self.cuts),
-            "spans": [list(span) for span in self.spans],
-            "rows": [list(row) for row in self.rows],
-            "denominator": self.denominator,
-            "nodes": [_node_to_json(node) for node in self.nodes],
-        }
-
 
 @dataclass(frozen=True)
-class PairProof:
+class PairProof(_AnyProof):
     """No plan fits: op `op` can't run, since it needs too much, or needs two values that are never resident together.
 
     Attributes:
-        digest: of the problem that it is about.
         op: the op that cannot run for the first time.
         pairs: (u, v), u ≤ v, ascending: values that are never resident at one moment; (v, v) is never resident at all.
     """
 
-    digest: str
+    by = "pairs"
+
     op: int
     pairs: tuple[tuple[int, int], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """The `remat-proof/1` object."""
-        pairs = [list(pair) for pair in self.pairs]
-        return {"format": FORMAT, "by": "pairs", "problem": self.digest, "op": self.op, "pairs": pairs}
-
 
 @dataclass(frozen=True)
-class WindowProof:
+class WindowProof(_AnyProof):
     """A bound by windows of a deep network, each with a certificate of its own; see `windows`.
 
     Attributes:
-        digest: of the problem that it is about.
         turn: the op at whose first computation little fits.
         firsts: [segments + 1] the first op before the turn of each segment, and where the last one ends, ascending.
         laters: [segments + 1] segment i has the ops laters[i + 1] … laters[i] − 1 after the turn, descending.
@@ -111,27 +118,14 @@ class WindowProof:
             bytes are held at the turn; more than 0 for single segments alone.
     """
 
-    digest: str
+    by = "windows"
+
     turn: int
     firsts: tuple[int, ...]
     laters: tuple[int, ...]
     small_bytes: int
     parts: tuple[StageProof, ...]
     windows: tuple[tuple[int, int, int, int], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The `remat-proof/1` object."""
-        return {
-            "format": FORMAT,
-            "by": "windows",
-            "problem": self.digest,
-            "turn": self.turn,
-            "firsts": list(self.firsts),
-            "laters": list(self.laters),
-            "small_bytes": self.small_bytes,
-            "parts": [part.to_json() for part in self.parts],
-            "windows": [list(window) for window in self.windows],
-        }
 
 
 Proof: TypeAlias = StageProof | PairProof | WindowProof
@@ -243,9 +237,3 @@ def _read_node(data: object, i: int) -> Branch | Leaf:
     if len(flat) % 2:
         raise InvalidData(f"nodes[{i}] must list rows and multipliers in turn", here + "/1")
     return Leaf(tuple(zip(flat[::2], flat[1::2], strict=True)), items[0] == "empty")
-
-
-def _node_to_json(node: Branch | Leaf) -> list[Any]:
-    if isinstance(node, Branch):
-        return ["branch", list(node.column)]
-    return ["empty" if node.empty else "bound", [number for pair in node.duals for number in pair]]
