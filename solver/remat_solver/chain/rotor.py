@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_ir import Chain, ChainPlan, ChainStep, Graph, Plan, Problem, Verb, plain_peak, plan_of, readable, verify
+from remat_ir import Chain, ChainPlan, ChainStep, Graph, Plan, Verb, plain_peak, plan_of, readable
 from remat_ir.greedy import peak_of
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
@@ -172,15 +172,10 @@ def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:
     assert isinstance(chain, Chain)
     most = max(2, math.floor(2 * math.sqrt(chain.stages)))
     counts = range(2, most + 1) if options.segments is None else (options.segments,)
-    ample = Problem(chain, 2**53)
     least = plain_peak(chain)
     for segments in counts:
         plan = segmented_plan(chain, min(segments, chain.stages))
-        peak = verify(ample, plan).peak_bytes
-        least = min(least, peak)
-        incumbent.suffices(peak)
-        if peak <= incumbent.problem.budget_bytes:
-            incumbent.offer(plan, f"sequential, {segments} segments")
+        least = min(least, incumbent.offer_or_suffices(plan, f"sequential, {segments} segments"))
     if incumbent.cost_ns is None:
         incumbent.ends_without_plan(f"No number of segments fits; the least peak is {readable(least)}.")
 
