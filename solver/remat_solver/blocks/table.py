@@ -1,7 +1,6 @@
 """A chain program over blocks: how best to pass, tape and reverse the segments of a graph, for every memory limit.
 
-What it must know of a block is a menu: what the block may keep from its forward to its backward part, and what that
-costs; a few choices, found by search. Its inner loops are compiled.
+What it must know of a block is a menu of a few choices, found by search. Its inner loops are compiled.
 """
 
 from __future__ import annotations

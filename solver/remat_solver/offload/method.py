@@ -38,10 +38,9 @@ _HALVINGS_AROUND = 4
 
 @dataclass
 class Priced:
-    """The schedules of one table, at the prices that its moves may have.
+    """The schedules of one table, at the prices that its moves may have (`OffloadTable`).
 
-    A price, in ns a byte that is moved, is the multiplier of the host's limit: the schedule at a price is the best of
-    all that move no more than it does. So where that is just within the limit, little is lost.
+    Where a schedule moves hardly less than the host holds, little is lost.
 
     Attributes:
         prices: the lowest and the highest to try, or `FREE` to look through all; in the end those for a finer table.
