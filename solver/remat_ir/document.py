@@ -334,7 +334,8 @@ class Document:
         """
         data = parsed(data)
         required = [name for name, member in self.members.items() if member.required]
-        found = members(data, self.what, required, self.members, self.formats[0] if self.formats else None)
+        known = data if self.open and isinstance(data, Mapping) else self.members
+        found = members(data, self.what, required, known, self.formats[0] if self.formats else None)
         return {
             name: member.read(found[name], name, "/" + name) for name, member in self.members.items() if name in found
         }

@@ -10,7 +10,7 @@ from typing import Any
 from .document import AnyObject, Document, Flag, Member, Unread
 from .errors import InvalidData
 from .graph import MOST_INPUTS, MOST_OPS, Graph, graph_of
-from .read import LARGEST_INTEGER, kind, parsed
+from .read import LARGEST_INTEGER, kind
 
 COSTS = ("cost", "cost_cpu", "duration")
 """What a node's cost is called: here, in Checkmate's graphs, in Moccasin's."""
@@ -62,10 +62,7 @@ def from_node_link(data: object, *, order: Sequence[Hashable] | None = None) -> 
     >>> from_node_link({"nodes": nodes, "links": [{"source": "a", "target": "b"}]}).op_inputs
     ((), (0,))
     """
-    data = parsed(data)
-    if not isinstance(data, Mapping):
-        raise InvalidData(f"node-link data must be an object, not {kind(data)}")
-    found = NODE_LINK.read({name: data[name] for name in NODE_LINK.members if name in data})
+    found = NODE_LINK.read(data)
     if not found.get("directed", True) or found.get("multigraph", False):
         raise InvalidData("node-link data must be of a directed graph without parallel edges", "/directed")
     nodes: dict[Any, Mapping[str, Any]] = {}
