@@ -311,17 +311,12 @@ def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, in
     if len(chosen) * 2 != len(weighted) or allowed != set(chosen):
         raise InvalidProof(f"a cover of coarse stage {c} names a value twice, or one that has no S to be charged there")
     on.count(len(chosen) * (most + 2))
-    least: list[int | None] = [0] + [None] * (most + 1)
+    least = [0] + [on.capacity + 1] * (most + 1)  # bytes of values by their α; where there are none, more than fit
     for value, weight in sorted(chosen.items()):
-        size = on.graph.value_bytes[value]
         for total in range(most, -1, -1):
-            so_far = least[total]
-            if so_far is not None:
-                after = min(total + weight, most + 1)
-                known = least[after]
-                least[after] = so_far + size if known is None else min(known, so_far + size)
-    over = least[most + 1]
-    if over is not None and over <= room - certain:
+            after = min(total + weight, most + 1)
+            least[after] = min(least[after], least[total] + on.graph.value_bytes[value])
+    if least[most + 1] <= room - certain:
         raise InvalidProof(f"values of more than {most} fit next to op {on.cuts[c - 1]}: the cover does not hold")
     return [(weight, ("hold", c, value)) for value, weight in sorted(chosen.items())], most
 
