@@ -117,10 +117,10 @@ def _lies_in(subject: Subject, plan: AnyPlan, name: str) -> bool:
     if name == TAGS:
         return is_tagged(subject, plan)
     sweeps = 1 if name == ONE_PER_STAGE else int(found[1]) if (found := _SWEEPS.fullmatch(name)) else 0
-    return sweeps > 0 and _most_sweeps(subject, plan.computes) <= sweeps
+    return sweeps > 0 and _most_sweeps(plan.computes) <= sweeps
 
 
-def _most_sweeps(graph: Graph, computes: Sequence[int]) -> float:
+def _most_sweeps(computes: Sequence[int]) -> float:
     """Over all stages, the most passes in op order that the recomputations of one stage take."""
     stage, most, sweeps, last = 0, 0, 0, -1
     for op in computes:

@@ -188,13 +188,10 @@ class Windows:
         least = self._least[segment]
         if least is None:
             return []
-        found: list[Held] = []
-        above = 0
-        for spare, extra in (*sorted(levels), (None, 0)):
-            found.append(Held(max(least, above), extra))
-            if spare is not None:
-                above = spare + 1
-        return _undominated(found)
+        ordered = sorted(levels)
+        above = (0, *(spare + 1 for spare, _ in ordered))
+        extras = (*(extra for _, extra in ordered), 0)
+        return _undominated([Held(max(least, a), extra) for a, extra in zip(above, extras, strict=True)])
 
     def _step(self, steps: int) -> None:
         self._steps += steps
