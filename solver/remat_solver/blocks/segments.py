@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from remat_ir import Graph
 
 from ..chain.network import forward_lives, long_lived, narrow_places, stage_of
 from ..deadline import look, never
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -120,36 +122,29 @@ def block_of(segments: Segments, segment: int) -> Block:
     read = {v for op in (*forward, *backward) for v in graph.op_inputs[op] if graph.value_op[v] not in inner}
     before = tuple(sorted(v for v in read if graph.value_op[v] < forward.start))
     between = tuple(sorted(read.difference(before)))
-    number: dict[int, int] = {}
-    value_op: list[int] = []
-    made_by = {0: before, turn: between} | {place: graph.op_values[op] for op, place in inner.items()}
-    for place in range(turn + 1 + len(backward)):
-        for value in made_by[place]:
-            number[value] = len(value_op)
-            value_op.append(place)
+
+    def each(first: T, turned: T, of: Callable[[int], T]) -> list[T]:
+        return [first, *map(of, forward), turned, *map(of, backward)]
+
+    made = each(before, between, lambda op: graph.op_values[op])
+    number = {value: i for i, value in enumerate(value for values in made for value in values)}
     joint = tuple(number[v] for v in segments.joints[segment] if graph.value_op[v] in inner)
     optional, keep = frozenset(graph.optional), frozenset(graph.keep)
     leaving = {
         v for op in backward for v in graph.op_values[op] if any(u not in inner for u in graph.users[v]) or v in keep
     }
-    ops = [0, *forward, 0, *backward]
-    inputs = [tuple(number[v] for v in graph.op_inputs[op]) for op in ops]
-    inputs[0], inputs[turn] = (), joint
-    own = [v for v in number if graph.value_op[v] in inner]
-    own_set = frozenset(own) - leaving
+    own = {v for v in number if graph.value_op[v] in inner} - leaving
     return Block(
         Graph(
-            op_cost_ns=tuple(0 if place in (0, turn) else graph.op_cost_ns[op] for place, op in enumerate(ops)),
-            op_inputs=tuple(inputs),
-            value_op=tuple(value_op),
+            op_cost_ns=tuple(each(0, 0, lambda op: graph.op_cost_ns[op])),
+            op_inputs=tuple(each((), joint, lambda op: tuple(number[v] for v in graph.op_inputs[op]))),
+            value_op=tuple(place for place, values in enumerate(made) for _ in values),
             value_bytes=tuple(graph.value_bytes[v] for v in number),
-            op_workspace_bytes=tuple(
-                0 if place in (0, turn) else graph.op_workspace_bytes[op] for place, op in enumerate(ops)
-            ),
-            optional=tuple(number[v] for v in own if v in optional and v not in leaving),
+            op_workspace_bytes=tuple(each(0, 0, lambda op: graph.op_workspace_bytes[op])),
+            optional=tuple(number[v] for v in number if v in own and v in optional),
             once=tuple(sorted({0, turn, *(inner[op] for op in graph.once if op in inner)})),
             keep=tuple(sorted([number[v] for v in before] + [number[v] for v in leaving])),
-            consumes=tuple(number[v] for v in graph.consumes if v in own_set and graph.users[v][-1] in inner),
+            consumes=tuple(number[v] for v in graph.consumes if v in own and graph.users[v][-1] in inner),
             backward_from=turn,
         ),
         turn,
