@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 from ..errors import InvalidData
@@ -107,29 +108,18 @@ class Windows:
         before = range(self.firsts[start], self.firsts[end])
         after = range(self.laters[end], self.laters[start])
         ops = [*before, -1, *after]
-        number: dict[int, int] = {}
-        maker: list[int] = []
-        for at, op in enumerate(ops):
-            for value in graph.op_values[op] if op >= 0 else ():
-                number[value] = len(maker)
-                maker.append(at)
-        inputs: list[tuple[int, ...]] = []
-        workspace: list[int] = []
-        for op in ops:
-            if op < 0:
-                inputs.append(())
-                workspace.append(self.capacity - spare_bytes)
-                continue
-            read = graph.op_inputs[op]
-            inputs.append(tuple(number[v] for v in read if v in number))
-            workspace.append(graph.op_workspace_bytes[op] + sum(graph.value_bytes[v] for v in read if v not in number))
+        made = [graph.op_values[op] if op >= 0 else () for op in ops]
+        reads = [graph.op_inputs[op] if op >= 0 else () for op in ops]
+        number = {value: i for i, value in enumerate(value for values in made for value in values)}
+        own = [graph.op_workspace_bytes[op] if op >= 0 else self.capacity - spare_bytes for op in ops]
+        outside = [sum(graph.value_bytes[v] for v in read if v not in number) for read in reads]
         try:
             return Graph(
                 op_cost_ns=tuple(graph.op_cost_ns[op] if op >= 0 else 0 for op in ops),
-                op_inputs=tuple(inputs),
-                value_op=tuple(maker),
+                op_inputs=tuple(tuple(number[v] for v in read if v in number) for read in reads),
+                value_op=tuple(at for at, values in enumerate(made) for _ in values),
                 value_bytes=tuple(0 if v in self._free else graph.value_bytes[v] for v in number),
-                op_workspace_bytes=tuple(workspace),
+                op_workspace_bytes=tuple(map(add, own, outside)),
                 optional=tuple(number[v] for v in number if v in self._optional),
                 once=tuple(at for at, op in enumerate(ops) if op < 0 or graph.last_stage[op] == op),
                 keep=tuple(number[v] for v in number if v in self._kept),
