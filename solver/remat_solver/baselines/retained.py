@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import comb
 from typing import NamedTuple
 
@@ -37,13 +38,9 @@ def by_size(graph: Graph, forward: int, candidates: Sequence[int], threshold: in
 def thresholds(graph: Graph, forward: int) -> list[int]:
     """The values of b worth trying, descending: sums of successive ops' values, thinned evenly to a few hundred."""
     sizes = [sum(graph.value_bytes[value] for value in graph.op_values[op]) for op in range(forward)]
-    total = sum(sizes)
-    sums = {0, total}
+    sums = {0}
     for first in range(0, forward, max(1, forward // 100)):
-        size = 0
-        for op in range(first, forward):
-            size += sizes[op]
-            sums.add(size)
+        sums.update(accumulate(sizes[first:]))
     ordered = sorted(sums, reverse=True)
     if len(ordered) <= MOST_THRESHOLDS:
         return ordered
@@ -141,13 +138,11 @@ def revolve_retained(graph: Graph, forward: int, slots: int) -> Retained:
     is reversed, the snapshots of the schedule are held, and the values of steps j and j − 1 from their first use to
     their last; each reversal runs step j again, as revolve's turn does. Backward values stay until their last use.
     """
-    reversing: list[int] = []  # [backward ops] the forward step that each one reverses
-    step = forward - 1
-    for op in range(forward, graph.ops):
-        step = min(
-            step, max((graph.value_op[v] for v in graph.op_inputs[op] if graph.value_op[v] < forward), default=step)
-        )
-        reversing.append(step)
+    latest = [
+        max((graph.value_op[v] for v in inputs if graph.value_op[v] < forward), default=forward - 1)
+        for inputs in graph.op_inputs[forward:]
+    ]
+    reversing = list(accumulate(latest, min))  # [backward ops] the forward step that each one reverses
     first, last = _reversing_stages(reversing, forward, graph.ops)
     stages: list[list[tuple[int, int]]] = []
     for value, op in enumerate(graph.value_op):
@@ -179,8 +174,4 @@ def _reversing_stages(reversing: list[int], forward: int, ops: int) -> tuple[lis
         last[step] = forward + offset
         if first[step] == ops:
             first[step] = forward + offset
-    for step in range(1, forward):
-        first[step] = min(first[step], first[step - 1])
-    for step in range(forward - 2, -1, -1):
-        last[step] = max(last[step], last[step + 1])
-    return first, last
+    return list(accumulate(first, min)), list(accumulate(reversed(last), max))[::-1]

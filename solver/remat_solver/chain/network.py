@@ -129,13 +129,8 @@ def narrow_places(graph: Graph, split: int, stays: frozenset[int], least: int = 
             for counts, wanted in ((crossing, True), (unread, graph.users[value][-1] < split)):
                 counts[op] += wanted
                 counts[last] -= wanted
-    ends: list[int] = []
-    across = alone = 0
-    for op in range(split - 1):
-        across += crossing[op]
-        alone += unread[op]
-        if least <= across <= 1 and not alone:
-            ends.append(op)
+    there = zip(itertools.accumulate(crossing[: split - 1]), itertools.accumulate(unread[: split - 1]), strict=True)
+    ends = [op for op, (across, alone) in enumerate(there) if least <= across <= 1 and not alone]
     return [*ends, split - 1]
 
 
