@@ -181,14 +181,14 @@ class Chain(OfDocument):
         B^l reads δ^l, a^(l−1), and what F^l makes.
         """
         count, width = self.stages, len(self.stage_values(1))
-        inputs: list[tuple[int, ...]] = [(), *(self.stage_values(stage)[:1] for stage in range(1, count)), ()]
+        inputs = [*(self.stage_values(stage)[:1] for stage in range(count)), ()]
         sizes: list[int] = []
         for i, (taped, untaped) in enumerate(zip(self.forward_workspace_bytes, self.untaped_workspaces, strict=True)):
             rest = self.tape_bytes[i] - self.activation_bytes[i + 1]
             part = (untaped - taped,) if width == 3 else ()
             sizes += (self.activation_bytes[i + 1], *part, rest - sum(part))
         for stage in range(count, 0, -1):
-            before = () if stage == 1 else self.stage_values(stage - 1)[:1]
+            before = self.stage_values(stage - 1)[:1]
             inputs.append((*before, *self.stage_values(stage), (width + 1) * count - stage))
         return Graph(
             op_cost_ns=(*self.forward_ns, 0, *reversed(self.backward_ns)),
@@ -204,9 +204,9 @@ class Chain(OfDocument):
         )
 
     def stage_values(self, stage: int) -> tuple[int, ...]:
-        """The values of `to_graph` that are the tape of a stage: a^l first, the optional one last."""
+        """The values of `to_graph` that are the tape of a stage: a^l first, the optional one last; none of stage 0."""
         width = 2 if self.untaped_workspace_bytes is None else 3
-        return tuple(range(width * (stage - 1), width * stage))
+        return tuple(range(max(0, width * (stage - 1)), width * stage))
 
 
 class Verb(StrEnum):
@@ -458,22 +458,23 @@ def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
     """The plan of `chain.to_graph()` that does what a chain plan does, at the same cost and peak.
 
     With transfers it is one of `chain.to_graph().with_link(chain.link)`. A tape moves there as its values, one right
-    after the other, so its copy may take some ns more where the bandwidth doesn't divide its bytes.
+    after the other, so its copy may take some ns more where the bandwidth doesn't divide its bytes. Moves of the input,
+    which is fixed there, are left out.
     """
     count = chain.stages
     steps: list[Step] = []
     taped: set[int] = set()
     for verb, stage in plan.steps:
-        tape = chain.stage_values(stage)
-        a, before = tape[0], chain.stage_values(stage - 1)[:1] if stage > 1 else ()
+        tape, before = chain.stage_values(stage), chain.stage_values(stage - 1)[:1]
+        a = tape[:1]
         found: tuple[Step, ...]
         if verb is Verb.F_ALL:
             taped.add(stage)
             found = (Compute(stage - 1, tape),)
         elif verb is Verb.F_CK:
-            found = (Compute(stage - 1, (a,)),)
+            found = (Compute(stage - 1, a),)
         elif verb is Verb.F_NONE:
-            found = (Compute(stage - 1, (a,)), *map(Free, before))
+            found = (Compute(stage - 1, a), *map(Free, before))
         elif verb is Verb.B:
             taped.discard(stage)
             first = (Compute(count),) if stage == count else ()
@@ -481,7 +482,7 @@ def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
             dying = (gradient, *tape, *(before if stage - 1 not in taped else ()))
             found = (*first, Compute(2 * count + 1 - stage), *map(Free, dying))
         else:
-            found = tuple(STEP_OF_VERB[verb](value) for value in (tape if stage in taped else (a,)))
+            found = tuple(STEP_OF_VERB[verb](value) for value in (tape if stage in taped else a))
         steps.extend(found)
     return Plan(tuple(steps))
 

@@ -56,7 +56,7 @@ class ChainTransferSearch(TransferSearch):
     def adopt(self, plan: AnyPlan) -> None:
         """Go on from a plan of the chain or its lift, if it is the best, with its copies placed anew."""
         if isinstance(plan, ChainPlan):
-            plan = lifted_plan(self.chain, ChainPlan(tuple(step for step in plan.steps if step.stage)))
+            plan = lifted_plan(self.chain, plan)
         super().adopt(plan)
 
     def table(self, order: Sequence[int]) -> Timetable:
@@ -68,9 +68,7 @@ class ChainTransferSearch(TransferSearch):
     def values_of(self, gap: Gap) -> Collection[int]:
         """The values of the lift that are stored there; none of a gradient, which stays, or of the input."""
         verb, stage = self._stored[gap.value]
-        if verb is Verb.B or not stage:
-            return ()
-        values = self.chain.stage_values(stage)
+        values = () if verb is Verb.B else self.chain.stage_values(stage)
         return values if verb is Verb.F_ALL else values[:1]
 
     def may_move(self, gap: Gap, allowed: Collection[int]) -> bool:
