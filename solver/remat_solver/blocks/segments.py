@@ -182,11 +182,9 @@ def runs_of(kinds: Sequence[Hashable], stop: Callable[[], bool] = never) -> list
     found: list[Run] = []
     i = 0
     while i < count:
-        best = Run(i, 1, 1)
-        for period in range(1, most + 1):
-            times = 1 + reach[period][i] // period
-            if times > 1 and period * times > best.period * best.times:
-                best = Run(i, period, times)
+        here = [Run(i, period, 1 + reach[period][i] // period) for period in range(1, most + 1)]
+        repeated = (run for run in here if run.times > 1)
+        best = max(repeated, key=lambda run: run.period * run.times, default=Run(i, 1, 1))
         if best.times > 1:
             found.append(best)
         i += best.period * best.times
