@@ -63,7 +63,6 @@ def join(incumbent: Incumbent, options: object = None) -> None:
     if not in_reach(subject.lengths, slots, AT_ONCE):
         if plain_peak(subject) <= slots * subject.slot_bytes:
             incumbent.offer(plain_join_plan(subject), "checkpoint-all")
-            incumbent.raise_bound(subject.total_cost_ns, "checkpoint-all")
             return
         with contextlib.suppress(TimeUp):
             _in_polynomial_time(incumbent, subject, slots)
