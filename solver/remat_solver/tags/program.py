@@ -84,10 +84,9 @@ class TagProgram:
             done[i, direct[i] :] = again[i]
         for op, i in self.free.items():
             columns = done[i, earliest[i] : direct[i] + 1]
-            rows = np.arange(len(columns) - 1)
-            builder.add_rows(len(rows), [Term(rows, columns[:-1]), Term(rows, columns[1:], -1)], upper=0.0)
+            builder.add_implied(columns[:-1], columns[1:])
             if direct[i] >= len(ends) and done[i, -1] != ZERO:
-                builder.add_rows(1, [Term(0, done[i, -1]), Term(0, again[i], -1)], upper=0.0)
+                builder.add_implied(done[i, -1:], again[i : i + 1])
             for q in chains[op]:
                 stages = [c for c in range(min(int(direct[i]), len(ends))) if done[q, c] != ZERO]
                 rows = np.arange(len(stages))
