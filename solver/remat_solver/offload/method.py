@@ -45,7 +45,7 @@ class Priced:
     Attributes:
         prices: the lowest and the highest to try, or `FREE` to look through all; in the end those for a finer table.
         stop: asked while a table is filled, which `TimeUp` then ends.
-        found: whether there was a schedule at any price.
+        found: whether there was a schedule, which is the same at any price.
     """
 
     chain: Chain
@@ -59,6 +59,7 @@ class Priced:
     def schedules(self) -> Iterator[Schedule]:
         """The best schedule; where it moves more than the host holds, those that do not, at prices ever closer."""
         found = self._at(0.0)
+        self.found = found is not None
         if found is None or self._fits(found):
             self.prices = FREE
             if found is not None:
@@ -72,21 +73,17 @@ class Priced:
         for _ in range(halvings):
             middle = (low * high) ** 0.5
             found = self._at(middle)
-            if found is None or self._fits(found):
+            if found is not None and self._fits(found):  # a price makes nothing impossible: there is one
                 high = middle
-                if found is not None:
-                    yield found
+                yield found
             else:
                 low = middle
         self.prices = low / 16, high * 16
 
     def _at(self, price: float) -> Schedule | None:
-        table = OffloadTable(
+        return OffloadTable(
             self.chain, self.budget_bytes, self.slots, nearest=self.nearest, price=price, stop=self.stop
-        )
-        found = table.schedule()
-        self.found = self.found or found is not None
-        return found
+        ).schedule()
 
     def _fits(self, schedule: Schedule) -> bool:
         limit = self.chain.host_bytes
