@@ -159,20 +159,19 @@ class Stages:
 
         What else they read is counted elsewhere, and so are values that stay, but where they are made first.
         """
-        graph, keep = self.network.graph, frozenset(self.network.graph.keep)
+        graph = self.network.graph
         stays = self.network.stays | self.network.passed if first else frozenset()
+        kept = stays.union(graph.keep, retained)
         last = {v: i for i, op in enumerate(ops) for v in graph.op_inputs[op]}
-        always = frozenset(v for op in ops for v in graph.op_always[op])
         here = set(given)
         held = self.network.bytes_of(here)
         peak = held
         for i, op in enumerate(ops):
-            made = [v for v in graph.op_values[op] if v not in here]
-            wanted = [v for v in made if last.get(v, -1) > i or v in retained or v in keep or v in stays]
-            during = {*wanted, *(v for v in made if v in always)}
+            wanted = {v for v in graph.op_values[op] if last.get(v, -1) > i or v in kept} - here
+            during = wanted.union(graph.op_always[op]) - here
             peak = max(peak, held + self.network.bytes_of(during) + graph.op_workspace_bytes[op])
             here.update(wanted)
-            gone = {v for v in graph.op_inputs[op] if v in here and last[v] == i} - {*retained} - keep - stays
+            gone = {v for v in graph.op_inputs[op] if v in here and last[v] == i} - kept
             here -= gone
             held += self.network.bytes_of(wanted) - self.network.bytes_of(gone)
         return Run(tuple(ops), sum(graph.op_cost_ns[op] for op in ops), peak)
