@@ -95,8 +95,7 @@ def _best_rewritten(graph: Graph, capacity: int, proof: StageProof) -> StageProo
     found = _rewritten(graph, capacity, proof, anew=False)
     if any(row[0] == KIND for row in proof.rows):
         other = _rewritten(graph, capacity, proof, anew=True)
-        if _bound(graph, capacity, other) > _bound(graph, capacity, found):
-            found = other
+        found = max(found, other, key=lambda each: _bound(graph, capacity, each))
     return found
 
 

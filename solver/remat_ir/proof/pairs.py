@@ -48,18 +48,15 @@ class PairCheck:
     def need_to_make(self, last: int, other: int) -> int:
         """Bytes while a value is made and another one is resident, or made by the same op."""
         graph, op, maker = self.graph, self.graph.value_op[last], self.graph.value_op[other]
-        need = self._own(op) + (graph.value_bytes[last] if last in self._optional else 0)
+        own = (*(v for v in graph.op_inputs[op] if v not in self._keep), *graph.op_always[op])
+        need = sum(graph.value_bytes[v] for v in own) + graph.op_workspace_bytes[op]
+        need += graph.value_bytes[last] if last in self._optional else 0
         # kept values of all ops before the later of the two; those that this op makes are counted already
         after = max(op, maker)
         need += self._kept_before[after] - (self._kept_before[op + 1] - self._kept_before[op] if after > op else 0)
         if other not in self._keep and maker != op and other not in graph.op_inputs[op]:
             need += graph.value_bytes[other]
         return need
-
-    def _own(self, op: int) -> int:
-        graph = self.graph
-        values = (*(v for v in graph.op_inputs[op] if v not in self._keep), *graph.op_always[op])
-        return sum(graph.value_bytes[v] for v in values) + graph.op_workspace_bytes[op]
 
     def _not_after(self, last: int, other: int) -> bool:
         op = self.graph.value_op[last]
