@@ -170,8 +170,6 @@ def revolve_retained(graph: Graph, forward: int, slots: int) -> Retained:
 def _reversing_stages(reversing: list[int], forward: int, ops: int) -> tuple[list[int], list[int]]:
     """[steps] the first stage that reverses this step or a lower one, and the last that reverses it or a higher one."""
     first, last = [ops] * forward, [forward - 1] * forward
-    for offset, step in enumerate(reversing):
-        last[step] = forward + offset
-        if first[step] == ops:
-            first[step] = forward + offset
+    for op, step in enumerate(reversing, forward):
+        first[step], last[step] = min(first[step], op), op
     return list(accumulate(first, min)), list(accumulate(reversed(last), max))[::-1]
