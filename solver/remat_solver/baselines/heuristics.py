@@ -101,9 +101,7 @@ class Baseline:
         return None
 
     def choices(self, graph: Graph, options: Options) -> Iterator[tuple[int, Callable[[], Plan]]]:
-        """What each of its plans costs, in ns, and the plan, made when it is asked for, whatever it needs; none where
-        it does not apply.
-        """
+        """The cost of each of its plans in ns, and what makes the plan; none where the baseline does not apply."""
         if self.why_not(graph) is not None:
             return
         as_given = options == BaselineOptions("paper")

@@ -45,10 +45,10 @@ def backward_best(
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, table: Array,
 ) -> tuple[float, int, int]:  # fmt: skip
-    """C_Δ(i, j, A, Δ), how it is reached, and Δ of the stages behind: 0 by F_all^i first, otherwise the i' whose a^(i')
-    is saved next.
+    """C_Δ(i, j, A, Δ) and how it is reached: 0 by F_all^i first, otherwise the i' whose a^(i') is saved next.
 
-    `held` is A, the input I_i included; `due` is Δ, what must have been prefetched by the end (B.3).
+    And Δ of the stages behind. `held` is A, the input I_i included; `due` is Δ, what must have been prefetched by the
+    end (B.3).
     """
     stages = forward.shape[0] - 1
     best, choice, due_after = FOREVER, -1, 0
@@ -209,12 +209,11 @@ def forward_best(
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, tails: Array, table: Array, price: float, mark: bool,
 ) -> tuple[float, int, int, int, int]:  # fmt: skip
-    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, whether its input is offloaded, and
-    Δ_F and Δ_B after it.
+    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
 
-    `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
-    prefetched by the end of B^i (B.1, B.2). The input of stage 1 has no slots where it stays on the device. `price` is
-    what a slot on the host costs, in ns.
+    And Δ_F and Δ_B after that step. `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded;
+    `due` is Δ_B, what must have been prefetched by the end of B^i (B.1, B.2). The input of stage 1 has no slots where
+    it stays on the device. `price` is what a slot on the host costs, in ns.
     """
     own = tape[i - 1] if x else activation[i - 1]
     if memory - held - own < 0:
