@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from drawn import examples, posed
 from remat_ir import Answer, Graph, Problem, Progress, Status, plain_peak, verify_answer
+from remat_ir.graph import working_set
 from remat_ir.greedy import greedy_plan
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
