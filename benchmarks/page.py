@@ -1,11 +1,8 @@
-"""The service's page in headless Chromium: its pictures for the documentation, and how long it takes for large plans.
+"""The service's page in headless Chromium: its pictures for the documentation.
 
-`python -m benchmarks.page pictures` captures the training step of GPT-2 (12 layers, batch 8, a roofline of the A100;
-`--graph` takes a graph file of one's own), has it planned by a service of the run's own, and writes the pictures of
+`python -m benchmarks.page` captures the training step of GPT-2 (12 layers, batch 8, a roofline of the A100; `--graph`
+takes a graph file of one's own), has it planned by a service of the run's own, and writes the pictures of
 `docs/page.md` to `docs/figures/page/`.
-
-`python -m benchmarks.page speed` shows plans of 500 and of 5,000 ops and prints, for both and as a ratio, the time from
-the address to the last picture, of a move of the pointer, and of a zoom.
 """
 
 from __future__ import annotations
@@ -15,12 +12,10 @@ import io
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +23,6 @@ from typing import Any
 import httpx2
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.graphs.instances import instance
 from benchmarks.harness.serve import Processes
@@ -60,36 +53,28 @@ class Asked:
     def plan(self, graph: Graph, budget: int, **more: Any) -> str:
         """Plan a problem and return the id, once the solve has ended."""
         body = {"problem": Problem(graph, budget).to_json(), **more}
-        answer = self.http.post("/v1/solves", json=body, headers={"Prefer": "wait=30"}).json()
-        while answer["status"] in ("queued", "running"):
-            answer = self.http.get(f"/v1/solves/{answer['id']}", params={"wait": 30}).json()
-        return str(answer["id"])
+        return self._asked("/v1/solves", body, lambda found: found["status"] not in ("queued", "running"))
 
     def sweep(self, graph: Graph, method: str, points: int) -> str:
         """Plan a whole curve and return its id, once it has ended."""
         body = {"graph": graph.to_json(), "points": points, "time_limit_s": 10, "method": method}
-        found = self.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()
-        while not found["ended"]:
-            found = self.http.get(f"/v1/sweeps/{found['id']}", params={"wait": 30}).json()
-        return str(found["id"])
+        return self._asked("/v1/sweeps", body, lambda found: found["ended"])
 
     def largest_batch(self, graph: Graph) -> str:
         """Search for the largest batch in twice the plain peak and return the search's id, once it has ended."""
         problem = Problem(graph, 2 * plain_peak(graph)).to_json()
         body = {"problem": problem, "time_limit_s": 10, "total_s": 60, "name": "GPT, 4 layers"}
-        found = self.http.post("/v1/max-batch", json=body, headers={"Prefer": "wait=30"}).json()
-        while not found["ended"]:
-            found = self.http.get(f"/v1/max-batch/{found['id']}", params={"wait": 30}).json()
+        return self._asked("/v1/max-batch", body, lambda found: found["ended"])
+
+    def _asked(self, path: str, body: dict[str, Any], ended: Callable[[dict[str, Any]], bool]) -> str:
+        found = self.http.post(path, json=body, headers={"Prefer": "wait=30"}).json()
+        while not ended(found):
+            found = self.http.get(f"{path}/{found['id']}", params={"wait": 30}).json()
         return str(found["id"])
 
     def tab(self, width: int, theme: str, height: int = 900) -> Any:
         """A new tab."""
         return self.browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme).new_page()
-
-
-def bare(data: dict[str, Any]) -> dict[str, Any]:
-    """A graph's data without names, which are not sent."""
-    return {key: value for key, value in data.items() if key not in ("op_names", "value_names")}
 
 
 @contextmanager
@@ -108,13 +93,14 @@ def looking() -> Iterator[Asked]:
 
 
 def captured(path: Path | None, folder: Path) -> tuple[Graph, list[str]]:
-    """The graph of a file, or of GPT-2, and the names of its ops."""
+    """The graph of a file, or of GPT-2, without its names, which are not sent, and the names of its ops."""
     if path is None:
         path = folder / "graph.json"
         command = [sys.executable, "-m", "remat", "capture", "benchmarks.page:make_model", "--device", "a100"]
         subprocess.run([*command, "-o", str(path)], check=True)
     data = json.loads(path.read_text())
-    return Graph.from_json(bare(data)), data["op_names"]
+    sent = {key: value for key, value in data.items() if key not in ("op_names", "value_names")}
+    return Graph.from_json(sent), data["op_names"]
 
 
 def keep(name: str, png: bytes) -> None:
@@ -186,65 +172,11 @@ def matrices(here: Asked, solve: str, names: list[str]) -> None:
     tab.context.close()
 
 
-_TIMED = """async () => {
-  const frame = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const over = document.querySelector('.u-over'), box = over.getBoundingClientRect(), moves = [];
-  for (let i = 1; i <= 40; i++) {
-    const at = performance.now();
-    over.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.left + box.width * i / 41, clientY: box.top + 40}));
-    moves.push(performance.now() - at);
-  }
-  const zooms = [], buttons = document.querySelectorAll('.zoom button');
-  for (let i = 0; i < 10; i++) { await frame(); const at = performance.now(); buttons[i % 2].click(); await Promise.resolve(); zooms.push(performance.now() - at); }
-  return [moves, zooms];
-}"""  # noqa: E501 – one function for the browser
-
-
-def speed(rounds: int) -> None:
-    """Print the times of a small and of a large plan, interleaved, and their ratios."""
-    rows: dict[str, dict[int, list[float]]] = {}
-    sizes = {}
-    with looking() as here:
-        plans = {}
-        for layers in (23, 230):
-            graph = instance(f"gpt-{layers}-whole")
-            plans[graph.ops] = here.plan(graph, budget_at(graph, 0.6), method="greedy", time_limit_s=60)
-            sizes[graph.ops] = len(here.http.get(f"/v1/solves/{plans[graph.ops]}").content)
-        for _ in range(rounds):
-            for ops, solve in plans.items():
-                tab = here.tab(1440, "light")
-                start = time.perf_counter()
-                tab.goto(f"{here.url}/#/solve/{solve}")
-                tab.wait_for_selector(DRAWN)
-                rows.setdefault("from the address to the last picture", {}).setdefault(ops, []).append(
-                    1000 * (time.perf_counter() - start)
-                )
-                tab.wait_for_timeout(500)
-                moves, zooms = tab.evaluate(_TIMED)
-                for what, found in (("a move of the pointer", moves), ("a zoom", zooms)):
-                    rows.setdefault(what, {}).setdefault(ops, []).append(statistics.median(found))
-                tab.context.close()
-    small, large = sizes
-    table = Table("ms, median of " + str(rounds), f"{small} ops", f"{large} ops", "ratio")
-    for what, by_ops in rows.items():
-        one, other = (statistics.median(by_ops[ops]) for ops in (small, large))
-        table.add_row(what, f"{one:.3g}", f"{other:.3g}", f"{other / one:.1f}")
-    table.add_row("bytes of the answer", f"{sizes[small]}", f"{sizes[large]}", f"{sizes[large] / sizes[small]:.1f}")
-    Console().print(table)
-    Console().print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-
-
 def main() -> None:
-    """Read the arguments and do what they say."""
+    """Read the arguments and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pictures", "speed"))
     parser.add_argument("--graph", type=Path, help="a graph file with names, in place of GPT-2's")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    if given.what == "pictures":
-        pictures(given.graph)
-    else:
-        speed(given.rounds)
+    pictures(parser.parse_args().graph)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The solver: gaps and times over instances and budgets, how long programs take to write, chain programs."""
+"""The solver: gaps and times over instances and budgets, certificates, time limits, chain programs."""
