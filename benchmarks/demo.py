@@ -39,7 +39,7 @@ from remat.cli.show import percent
 from remat.planning.planner import Planner, planner_for
 from remat.profiling.measure import differences, forward_backward, outcome, seconds
 from remat.settings import settings
-from remat_ir import Answer, Progress, readable
+from remat_ir import Answer, readable
 
 OUT = Path("demo-out")
 STEPS = 3
@@ -71,7 +71,7 @@ class Result:
         return self.measured <= self.budget and not self.differing
 
 
-def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Callable[[Progress], None]) -> Any:
+def planned(subject: Subject, planner: Planner, time_limit_s: float) -> Any:
     """The module that trains by its plan at half the plain activation memory."""
     return remat.optimize(
         subject.model,
@@ -81,17 +81,14 @@ def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Cal
         planner=planner,
         time_limit_s=time_limit_s,
         steps=None,  # a solve that ends when it is no longer worth its time is not stored as done
-        on_progress=report,
     )
 
 
 def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callable[[str], None]) -> Result:
     """Plan a model, train it without a plan and by the plan, and measure both."""
-    line = ProgressLine(subject.title)
     start = time.perf_counter()
-    module = planned(subject, planner, time_limit_s, line.report)
+    module = planned(subject, planner, time_limit_s)
     waited = time.perf_counter() - start
-    line.end()
     (plan,) = remat.plans_of(module).plans
     graph, answer = plan.step.graph, plan.answer
     profiled = plan.step.profiled
@@ -186,32 +183,6 @@ def picture_of(name: str) -> Path:
     return OUT / ("memory-" + "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") + ".png")
 
 
-class ProgressLine:
-    """Incumbent, bound and gap on one line of a terminal, or on few lines of a log."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.live, self.last = name, sys.stderr.isatty(), 0.0
-
-    def report(self, progress: Progress) -> None:
-        """Show an improvement."""
-        if not self.live and time.monotonic() - self.last < 5.0:
-            return
-        self.last = time.monotonic()
-        if progress.cost_ns is None:
-            text = "waiting for a first plan"
-        else:
-            bound = progress.bound_ns or 0
-            gap = percent((progress.cost_ns - bound) / max(1, progress.cost_ns))
-            text = f"incumbent {progress.cost_ns / 1e6:.2f} ms, bound {bound / 1e6:.2f} ms, gap {gap}"
-        line = f"  {self.name}: {progress.seconds:5.1f} s, {text}"
-        print(f"\r\033[K{line}" if self.live else line, end="" if self.live else "\n", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Leave the line clean."""
-        if self.live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
 def table_of(results: list[Result]) -> Table:
     """The one table: a column for each model."""
     table = Table(title="Three training steps at half the plain activation memory", title_justify="left")
@@ -273,7 +244,7 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
         with tempfile.TemporaryDirectory() as empty:
             planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
             start = time.perf_counter()
-            (plan,) = remat.plans_of(planned(subject, planner, limit_s, lambda _: None)).plans
+            (plan,) = remat.plans_of(planned(subject, planner, limit_s)).plans
         profiled = plan.step.profiled.signatures - plan.step.profiled.shared
         known = plan.answer.cache == "hit" and profiled == 0
         # where a kernel or two of a busy moment were measured again
@@ -291,7 +262,7 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
 
 
 def quieten() -> None:
-    """Send what the libraries print below Python to a file, so that the progress line stays one line."""
+    """Send what the libraries print below Python to a file, so that remat's progress line stays one line."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", module=r"torch\b")
     OUT.mkdir(exist_ok=True)
