@@ -21,7 +21,3 @@ def main() -> int:
     ours = by_tags(module, x, plain.peak_bytes * 85 // 100)
     print(f"tagged at 85 % of the plain peak: off by {error(plain, ours):.2g}")
     return concluded(off > 1e-3, error(plain, ours) == 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -61,7 +61,3 @@ def main() -> int:
         ours = peak(plain, torch.compile(plain, dynamic=False), x, y)
     print(f"eager checkpoints {mib(eager)}, compiled {mib(compiled)}, tagged {mib(ours)}")
     return concluded(compiled > 1.1 * eager, ours <= eager)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

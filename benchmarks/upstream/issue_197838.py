@@ -59,7 +59,3 @@ def main() -> int:
         print(f"tagged within {mib(plain * share // 100)}: {mib(peak)}")
     falls = all(a >= b for (a, _), (b, _) in itertools.pairwise(ours))
     return concluded(bool(rises), falls and all(peak <= budget for peak, budget in ours))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -65,7 +65,3 @@ def main() -> int:
     print(f"over the budget, of {INSTANCES}: dp_knapsack_sliding_hirschberg {wrong}, dp_knapsack {plain}")
     ours = all(by_tags(seed) for seed in range(0, INSTANCES, 30))
     return concluded(wrong > 0, ours)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
