@@ -96,7 +96,7 @@ def _network_chain(name: str, batch: int, image: int, link: str | None = None) -
 
 
 def _captured(name: str, grouped: bool, link: str | None = None) -> Graph:
-    from benchmarks.rematbench.captured import captured
+    from benchmarks.rematbench.models import captured
 
     graph = captured(name, grouped)
     return graph if link is None else graph.with_link(LINKS[link])

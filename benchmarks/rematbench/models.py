@@ -1,11 +1,17 @@
-"""Thirty-odd architectures at the sizes that people train them, without weights: each is a call that gives its loss.
+"""Thirty-odd architectures at the sizes that people train them, without weights, and the graphs of their steps.
 
-Configurations are those of published checkpoints, written out; what torchvision or timm have is written anew.
+Each is a call that gives its loss. Configurations are those of published checkpoints, written out; what torchvision or
+timm have is written anew.
+
+A model is traced with fake tensors of a device that need not be there (`remat.target`). Its kernels cost whole
+nanoseconds by the roofline of `remat.target.price`: the longer of arithmetic and traffic by the data sheet, times the
+share that its class of kernels achieves, and a launch. Fixed bytes are parameters, buffers and inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +20,12 @@ from torch import nn
 
 from benchmarks.models.subject import Around, transformer
 from benchmarks.models.vision import Rebuilt
+from remat.device import NAMED
+from remat.target.build import build, tracing_for
+from remat.target.devices import target_of
+from remat.target.price import price
+from remat.training.step import training_step
+from remat_ir import Graph
 
 Made = tuple[Any, ...]
 HALF = torch.bfloat16
@@ -38,6 +50,27 @@ def model(title: str, device: str = "h100") -> Callable[[Callable[[], Made]], Ca
         return make
 
     return enter
+
+
+def captured(name: str, grouped: bool) -> Graph:
+    """A model's training step as a graph: of whole kernels, or of cheap ones merged into their neighbours.
+
+    Raises:
+        CaptureError: it cannot be captured as one graph.
+        InvalidData: the model cannot be built without values.
+    """
+    model = MODELS[name]
+    target = target_of(model.device)
+    with tracing_for(NAMED, target.capability):
+        built = build(model.make, NAMED)
+        step = training_step(
+            built.model,
+            built.args,
+            built.kwargs,
+            grouped=grouped,
+            price=lambda kernels: price(kernels, target, None).profiled,
+        )
+    return replace(step.graph, op_names=None, value_names=None)
 
 
 def _tokens(*shape: int) -> dict[str, torch.Tensor]:
