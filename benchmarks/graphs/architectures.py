@@ -54,7 +54,7 @@ class Network:
 
     @property
     def last(self) -> int:
-        """The index of the latest layer."""
+        """The index of the latest layer, INPUT before the first one."""
         return len(self.layers) - 1
 
     def add(self, name: str, reads: Sequence[int], shape: Shape, flops: int = 0, parameters: int = 0) -> int:
@@ -210,7 +210,7 @@ def _vgg_body(shape: Shape, counts: Sequence[int]) -> tuple[Network, list[int]]:
     net, pools = Network(shape), []
     for block, count in enumerate(counts):
         for _ in range(count):
-            net.conv((64, 128, 256, 512, 512)[block], 3, relu=True, at=INPUT if not net.layers else None)
+            net.conv((64, 128, 256, 512, 512)[block], 3, relu=True)
         pools.append(net.pool(2, 2))
     return net, pools
 
@@ -218,7 +218,7 @@ def _vgg_body(shape: Shape, counts: Sequence[int]) -> tuple[Network, list[int]]:
 def mobilenet(shape: Shape = (224, 224, 3)) -> Network:
     """MobileNet v1 (Howard et al., 2017), padding before strided convolutions as layers of their own."""
     net = Network(shape)
-    net.add("pad", [INPUT], (shape[0] + 1, shape[1] + 1, shape[2]))
+    net.pad(1, 1)
     net.conv(32, 3, stride=2, valid=True, bias=False)
     net.norm()
     net.each("relu")
@@ -245,7 +245,7 @@ def mobilenet(shape: Shape = (224, 224, 3)) -> Network:
 def resnet50(shape: Shape = (224, 224, 3)) -> Network:
     """ResNet50 (He et al., 2016)."""
     net = Network(shape)
-    net.add("pad", [INPUT], (shape[0] + 6, shape[1] + 6, shape[2]))
+    net.pad(6, 6)
     net.conv(64, 7, stride=2, valid=True)
     net.norm()
     net.each("relu")
@@ -292,11 +292,8 @@ def unet(shape: Shape = (416, 608, 3)) -> Network:
 def segnet(shape: Shape = (416, 608, 3)) -> Network:
     """SegNet (Badrinarayanan et al., 2017) with one convolution a level."""
     net = Network(shape)
-    for level, width in enumerate((64, 128, 256, 256)):
-        if level:
-            net.pad(2, 2)
-        else:
-            net.add("pad", [INPUT], (shape[0] + 2, shape[1] + 2, shape[2]))
+    for width in (64, 128, 256, 256):
+        net.pad(2, 2)
         net.conv(width, 3, valid=True)
         net.norm()
         net.each("relu")
