@@ -1,25 +1,19 @@
 """Whole cycles of pipelines under a budget for each rank: the schedules of `torch.distributed.pipelining`, two ranks.
 
     python -m benchmarks.training.pipelines [SCHEDULE …] [--share 0.6] [--micros 4] [--out FILE]
-    python -m benchmarks.training.pipelines --choice [RANKS …]
 
 Each rank trains its stages by plans next to copies that train without, over gloo. Measured are the allocator's own
 events over whole cycles, with the bytes added that are there throughout; what gloo's threads free is seen too. "passes"
 is a step of the schedule, "step" that of the optimizer: predicted → measured, in MiB. "plain" is the measured peak
 without plans.
-
-With --choice nothing is trained: made-up curves of 12 plans a stage, four micro-batches a rank, a budget of 0.72 of the
-plain peak, and the CPU seconds that the choice takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,20 +23,15 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import nn
 from torch.distributed import pipelining
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat
 from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from benchmarks.training.job import CYCLES, MIB, Block, Found
 from remat.device import Interval
-from remat.pipelines.choice import Combination, Place, choose, combinations, peak_of
-from remat.pipelines.schedule import Timeline, actions_of, residency
-from remat.planning.division import Option
 from remat.profiling.measure import peak_memory
 
 COLUMNS = ("schedule, rank", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal", "plain", "time")
-CHOICE = ("schedule", "ranks", "stages", "passes", "combinations", "choice", "makespan / bound")
 RANKS = 2
 SCHEDULES: dict[str, tuple[Callable[..., Any], int]] = {
     "GPipe": (pipelining.ScheduleGPipe, 1),
@@ -142,41 +131,6 @@ def run(rank: int, given: argparse.Namespace, folder: str) -> None:
         raise SystemExit(1)
 
 
-def made_up(rng: random.Random) -> list[Option]:
-    """Twelve plans of a stage in halves: what is held falls to a twelfth, the cost rises."""
-    base = rng.randint(900, 1100)
-    found = []
-    for i in range(12):
-        held, peak, cost = int(1000 * (1 - i / 12)), int(1000 * (1 - i / 16)), 3 * base + int(base * (i / 12) ** 1.5)
-        found.append(Option(held, peak, peak, cost, base, base, between_bytes=200, weight_bytes=600))
-    return found
-
-
-def chosen(name: str, ranks: int) -> tuple[object, ...]:
-    """A row: how long the choice for so many ranks takes."""
-    make, each = SCHEDULES[name]
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    count = ranks * each
-    stages = [pipelining.PipelineStage(nn.Identity(), i, count, torch.device("cpu")) for i in range(0, count, ranks)]
-    runs = actions_of(make(stages if each > 1 else stages[0], 4 * ranks, loss_fn=lambda y, _: y))
-    dist.destroy_process_group()
-    numbers = [sorted({run.stage for run in own}) for own in runs]
-    rng = random.Random(0)
-    ways = [made_up(rng) for _ in range(count)]
-    began = time.process_time()
-    found: list[list[Combination]] = []
-    for own, mine in zip(runs, numbers, strict=True):
-        places = [Place(*moment, 100) for moment in dict.fromkeys(residency(own, mine))]
-        budget = int(0.72 * peak_of(places, [ways[stage][0] for stage in mine]))
-        found.append(combinations(places, [ways[stage] for stage in mine], budget))
-    combined = time.process_time()
-    timeline = Timeline(runs)
-    choice = choose(timeline, numbers, found)
-    ended = time.process_time()
-    ratio = f"{choice.makespan_ns / choice.bound_ns:.3f}"
-    return name, ranks, count, timeline.runs, f"{combined - began:.2f} s", f"{ended - combined:.2f} s", ratio
-
-
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,14 +142,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1024, help="of a micro-batch (default 1024)")
     parser.add_argument("--planner", default="greedy", help="as for remat.optimize_pipeline (default greedy)")
     parser.add_argument("--out", type=Path, help="a file that the table is added to")
-    parser.add_argument("--choice", type=int, nargs="*", metavar="RANKS", help="time the choice (default 8 16)")
     given = parser.parse_args()
-    if given.choice is not None:
-        with Report("The choice of a pipeline's plans", CHOICE, given.out) as report:
-            for ranks in given.choice or (8, 16):
-                for name in ("1F1B", "InterleavedZeroBubble"):
-                    report.add(*chosen(name, ranks))
-        return 0
     threads.tell()
     with tempfile.TemporaryDirectory() as folder:
         try:
