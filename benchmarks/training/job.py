@@ -11,15 +11,20 @@ measured, in MiB.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
 from torch import nn
 
 import remat
+from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from remat.profiling.fixed import here
 from remat.profiling.measure import peak_memory
@@ -253,6 +258,31 @@ def trained(jobs: Sequence[Cycle], seed: int = 2) -> tuple[int, int, bool]:
     first, *others = ([*job.outcome()] for job in jobs)
     same = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     return passes_bytes, step_bytes, same
+
+
+def on_ranks(work: Callable[..., bool], ranks: int, *arguments: Any) -> int:
+    """Run some work on each of so many ranks over gloo, each with one thread and a cache of its own.
+
+    What gloo's threads free is seen (`benchmarks.harness.threads`). 1 where a rank's work gives False, or ends early.
+    """
+    threads.tell()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            given = work, ranks, folder, arguments
+            processes.start_processes(_on_rank, given, nprocs=ranks, start_method="fork")
+        except processes.ProcessExitedException:
+            return 1
+    return 0
+
+
+def _on_rank(rank: int, work: Callable[..., bool], ranks: int, folder: str, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["REMAT_CACHE_DIR"] = str(Path(folder) / f"cache-{rank}")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    kept = work(rank, *arguments)
+    dist.destroy_process_group()
+    if not kept:
+        raise SystemExit(1)
 
 
 def main() -> int:

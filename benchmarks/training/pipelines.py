@@ -11,23 +11,19 @@ without plans.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import nn
 from torch.distributed import pipelining
 
 import remat
-from benchmarks.harness import threads
 from benchmarks.harness.table import Report
-from benchmarks.training.job import CYCLES, MIB, Block, Found
+from benchmarks.training.job import CYCLES, MIB, Block, Found, on_ranks
 from remat.device import Interval
 from remat.profiling.measure import peak_memory
 
@@ -113,11 +109,8 @@ def measured(name: str, given: argparse.Namespace) -> tuple[Found, int, float]:
     return row, plain + fixed, plans.overhead
 
 
-def run(rank: int, given: argparse.Namespace, folder: str) -> None:
-    """One rank; the first one prints the table."""
-    torch.set_num_threads(1)
-    os.environ["REMAT_CACHE_DIR"] = str(Path(folder) / f"cache-{rank}")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def run(rank: int, given: argparse.Namespace) -> bool:
+    """One rank, whether all kept to their budgets; the first one prints the table."""
     kept = True
     with Report("Pipelines under their budgets", COLUMNS, given.out if rank == 0 else None) as report:
         for name in given.schedules or SCHEDULES:
@@ -126,9 +119,7 @@ def run(rank: int, given: argparse.Namespace, folder: str) -> None:
             for other, (found, plain, overhead) in enumerate(told if rank == 0 else []):
                 kept = kept and found.kept
                 report.add(f"{name}, {other}", *found.cells(), f"{plain / MIB:.1f}", f"+{100 * overhead:.1f} %")
-    dist.destroy_process_group()
-    if not kept:
-        raise SystemExit(1)
+    return kept
 
 
 def main() -> int:
@@ -142,14 +133,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1024, help="of a micro-batch (default 1024)")
     parser.add_argument("--planner", default="greedy", help="as for remat.optimize_pipeline (default greedy)")
     parser.add_argument("--out", type=Path, help="a file that the table is added to")
-    given = parser.parse_args()
-    threads.tell()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            processes.start_processes(run, (given, folder), nprocs=RANKS, start_method="fork")
-        except processes.ProcessExitedException as error:
-            return error.exit_code or 1
-    return 0
+    return on_ranks(run, RANKS, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ of `benchmarks.training.job`, of the first rank. What gloo's threads free is see
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,9 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from benchmarks.harness import threads
 from benchmarks.harness.table import Report
-from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, planned, trained
+from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, on_ranks, planned, trained
 from remat.profiling.fixed import all_gradients, resident
 from remat.training.enable import plans_of
 from remat.training.job import Job
@@ -118,12 +114,8 @@ def measured(name: str, setting: Setting, share: float) -> Found:
     return make(*trained(jobs, 2 + dist.get_rank()))
 
 
-def run(rank: int, name: str, given: argparse.Namespace, folder: str) -> None:
-    """One rank; the first one adds to the table."""
-    torch.set_num_threads(1)
-    os.environ["REMAT_CACHE_DIR"] = str(Path(folder) / f"cache-{name}-{rank}")
-    store = f"file://{folder}/store-{name.replace(' ', '')}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=KINDS[name].ranks)
+def run(rank: int, name: str, given: argparse.Namespace) -> bool:
+    """One rank, whether it kept to its budgets; the first one adds to the table."""
     kept = True
     with Report(f"{name} under its budget", COLUMNS, given.out if rank == 0 else None) as report:
         for setting in KINDS[name].settings:
@@ -131,9 +123,7 @@ def run(rank: int, name: str, given: argparse.Namespace, folder: str) -> None:
             kept = kept and found.kept
             if rank == 0:
                 report.add(f"{name}{setting}", *found.cells())
-    dist.destroy_process_group()
-    if not kept:
-        raise SystemExit(1)
+    return kept
 
 
 def main() -> int:
@@ -143,15 +133,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.6, help="of what plain training needs (default 0.6)")
     parser.add_argument("--out", type=Path, help="a file that the table is added to")
     given = parser.parse_args()
-    threads.tell()
-    ended = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.kinds or KINDS:
-            try:
-                processes.start_processes(run, (name, given, folder), nprocs=KINDS[name].ranks, start_method="fork")
-            except processes.ProcessExitedException as error:
-                ended = error.exit_code or 1
-    return ended
+    return max(on_ranks(run, KINDS[name].ranks, name, given) for name in given.kinds or KINDS)
 
 
 if __name__ == "__main__":
