@@ -83,44 +83,34 @@ def written(problem: Problem) -> Written:
     size = [int(bytes_) for bytes_ in view.size]
     out_cost = np.array([link.to_host_ns(each) for each in size]) / unit_ns
     back_cost = np.array([link.to_device_ns(each) for each in size]) / unit_ns
-    on_host = _binaries(builder, held, np.zeros(view.values))
-    page_out, page_in = _binaries(builder, held, out_cost), _binaries(builder, held & retains[1:], back_cost)
+    on_host = builder.variables_at(held)
+    page_out = builder.variables_at(held, cost=out_cost[np.nonzero(held)[1]])
+    back = held & retains[1:]
+    page_in = builder.variables_at(back, cost=back_cost[np.nonzero(back)[1]])
 
     add_dependencies(builder, columns, view)
-    stage, value = np.nonzero(columns.retain[1:] >= 0)
-    each = np.arange(len(stage))
-    there = [Term(each, at[stage, value], -1.0) for at in (columns.made, columns.retain, page_in)]
-    builder.add_rows(len(stage), [Term(each, columns.retain[stage + 1, value]), *there], upper=np.zeros(len(stage)))
-    stage, value = np.nonzero(on_host[1:] >= 0)
-    each = np.arange(len(stage))
-    before = [Term(each, at[stage, value], -1.0) for at in (on_host, page_out)]
-    gone = Term(each, page_in[stage, value])
-    builder.add_rows(len(stage), [Term(each, on_host[stage + 1, value]), gone, *before], upper=np.zeros(len(stage)))
+
+    def add(upper: float, where: Booleans, *terms: tuple[Ids, float]) -> None:
+        """For each stage and value that is marked: the sum of these columns is at most so much."""
+        at = np.nonzero(where)
+        each = np.arange(len(at[0]))
+        builder.add_rows(len(each), [Term(each, column[at], factor) for column, factor in terms], upper=upper)
+
+    after, host_after, computed = columns.retain[1:], on_host[1:], columns.compute[:, view.maker]
+    add(0.0, after >= 0, (after, 1.0), (columns.made, -1.0), (columns.retain, -1.0), (page_in, -1.0))
+    add(0.0, host_after >= 0, (host_after, 1.0), (page_in, 1.0), (on_host, -1.0), (page_out, -1.0))
     for paged, source in ((page_in, on_host), (page_out, columns.retain)):
-        stage, value = np.nonzero(paged >= 0)
-        each = np.arange(len(stage))
-        terms = [Term(each, paged[stage, value]), Term(each, source[stage, value], -1.0)]
-        builder.add_rows(len(stage), terms, upper=np.zeros(len(stage)))
-    stage, value = np.nonzero((on_host >= 0) & (columns.compute[:, view.maker] >= 0))
-    each = np.arange(len(stage))
-    terms = [Term(each, on_host[stage, value]), Term(each, columns.compute[stage, view.maker[value]])]
-    builder.add_rows(len(stage), terms, upper=np.ones(len(stage)))
+        add(0.0, paged >= 0, (paged, 1.0), (source, -1.0))
+    add(1.0, (on_host >= 0) & (computed >= 0), (on_host, 1.0), (computed, 1.0))
     if link.host_bytes is not None:
         stage, value = np.nonzero(on_host >= 0)
         weight = view.size[value] / max(1, link.host_bytes)
-        builder.add_rows(view.ops, [Term(stage, on_host[stage, value], weight)], upper=np.ones(view.ops))
+        builder.add_rows(view.ops, [Term(stage, on_host[stage, value], weight)], upper=1.0)
 
     add_keeping_needs_computing(builder, columns, view)
     free, free_own = add_free(builder, columns, view)
     add_memory(builder, columns, view, stage_of, free, free_own)
     return Written(problem, view, builder.program(), columns.compute, page_in, unit_ns)
-
-
-def _binaries(builder: Builder, where: Booleans, cost: Floats) -> Ids:
-    """[stages, values] columns of binaries where they are wanted, else −1."""
-    placed = np.full(where.shape, -1, dtype=np.int64)
-    placed[where] = builder.variables(int(where.sum()), cost=cost[np.nonzero(where)[1]])
-    return placed
 
 
 def poet(problem: Problem, seconds: float) -> Plan:
