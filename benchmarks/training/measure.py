@@ -9,7 +9,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +23,11 @@ from benchmarks.harness.machine import machine
 from benchmarks.harness.steps import Steps
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import SEED, build
-from benchmarks.training.peers import Peer, each_once, peers
+from benchmarks.training.peers import Peer, peers
 from remat.lowering.lower import lower
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
-from remat.profiling.measure import Outcome, differences, forward_backward
+from remat.profiling.measure import Outcome, differences
 from remat.settings import settings
 from remat.training.enable import following
 from remat.training.optimize import carry_out
@@ -170,23 +169,21 @@ class Bench:
         """What a node costs beyond its kernel: a tiny model of the same kind, whose kernels take next to nothing."""
         subject = build(self.name)
         step = training_step(subject.model, (), subject.inputs, table=self.planner.profiles)
-        made = {name: make() for name, make in peers(subject, step).items() if name == "aot_eager"}
-        made["each once"] = each_once(subject, step)
+        made = {name: make() for name, make in peers(subject, step).items() if name in ("aot_eager", "each once")}
         problem = Problem(step.graph, plain_peak(step.graph))
         answer = self.planner.plan(problem, SolveOptions(time_limit_s=self.limit_s))
         assert isinstance(answer.plan, Plan)
         plan = following(subject.model, carry_out(step, problem, answer), self.planner)
-        ways = made | {PLAIN_PLAN: Peer(subject.model, plan)}
-        steps = {name: forward_backward(way, (), subject.inputs) for name, way in ways.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        steps = Steps(subject.model, subject.inputs)
+        for name, way in (made | {PLAIN_PLAN: Peer(subject.model, plan)}).items():
+            steps.tried(name, subject.model, way)
+        seconds: dict[str, list[float]] = {str(name): [] for name in steps.ways}
         draw = random.Random(SEED)
         for number in range(TINY_ROUNDS + 5):
-            for name in draw.sample(sorted(steps), len(steps)):
-                subject.model.zero_grad(set_to_none=True)
-                start = time.process_time()
-                steps[name]()
+            for name in draw.sample(sorted(seconds), len(seconds)):
+                took = steps.seconds(name)
                 if number >= 5:
-                    seconds[name].append(time.process_time() - start)
+                    seconds[name].append(took)
         self.found["tiny"] = {"nodes": nodes_of(step, answer.plan), "seconds": seconds}
         self.save()
 
