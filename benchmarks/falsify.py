@@ -112,12 +112,8 @@ class Falsifier:
         return "\n".join([f"{looked}: {len(self.found)} contradictions, written to {self.folder}", *self.found])
 
     def _solve(self, evidence: Evidence, problem: Problem, way: Way) -> None:
-        source, news = str(way), []
+        source, news = str(way), list[Progress]()
         self.solves += 1
-
-        def note(progress: Progress) -> None:
-            news.append(progress)
-
         try:
             answer = solve(
                 problem,
@@ -125,7 +121,7 @@ class Falsifier:
                 options=dict(way.options),
                 time_limit_s=max(0.1, min(self.solve_s, self.deadline.remaining())),
                 max_gap=0.0,
-                on_progress=note,
+                on_progress=news.append,
             )
             evidence.answer(answer, source)
         except RematError as error:  # a contradiction within the solve, a plan that the verifier refuses

@@ -194,25 +194,21 @@ def joins(folder: Path) -> Iterator[Claim]:
     for model, words in names.items():
         mine = [row for row in eight if row["model"] == model and int(row["L"]) >= 10]
         if model != "RNN":
-            half = max(min((r for r in mine if r["L"] == size), key=_from_half)["y"] for size in ("10", "15"))
+            half = max(
+                min((r for r in mine if r["L"] == size), key=lambda r: abs(float(r["x"]) - 0.5))["y"]
+                for size in ("10", "15")
+            )
             what = f"Figure 8: makespan with half of the slots, {words}"
             yield Claim(
                 what, 1.25, float(half), "same", "{:.2f}", shown, "approximately", "The larger of L = 10 and 15"
             )
-        second = max(float(sorted((r for r in mine if r["L"] == size), key=_slots)[2]["y"]) for size in ("10", "15"))
+        by_slots = sorted(mine, key=lambda r: int(r["slots"]))
+        second = max(float([r["y"] for r in by_slots if r["L"] == size][2]) for size in ("10", "15"))
         because = "" if second <= 2 else "Proved: the program is exact"
         yield Claim(f"Figure 8: at c_min + 2, {words}", 2, second, "at most", "{:.2f}", shown, "as a limit", because)
     shown = _by("figures.joins", "benchmarks/results/figures/join-figure-9.csv")
     worst = max(float(row["y"]) for row in nine if row["slots"] == "11")
     yield Claim("Figure 9: ratio at c = 11", 2, worst, "at most", "{:.2f}", shown, "as a limit")
-
-
-def _from_half(row: Mapping[str, str]) -> float:
-    return abs(float(row["x"]) - 0.5)
-
-
-def _slots(row: Mapping[str, str]) -> int:
-    return int(row["slots"])
 
 
 def rotor(folder: Path) -> Iterator[Claim]:

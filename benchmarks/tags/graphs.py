@@ -41,7 +41,6 @@ COLUMNS = ("graph", "budget", "free plan", "its bound", "its tags", "by tags", "
 def row_of(name: str, share: int, seconds: float) -> dict[str, Any]:
     """One row: costs over the plain step's, and bounds; None where nothing was found."""
     graph = load(name).graph
-    graph = graph if graph.link is None else graph.with_link(None)
     problem = Problem(graph, plain_peak(graph) * share // 100)
     total = graph.total_cost_ns
 
