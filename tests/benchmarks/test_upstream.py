@@ -84,7 +84,6 @@ def test_random_operators_are_saved_under_a_budget(tmp_path: Path, monkeypatch: 
         assert error(plain, _under_budget(module, x, budget, patched)) < 1e-5
 
 
-@pytest.mark.thorough
 def test_the_peak_falls_with_the_budget_by_a_solver_that_looks_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
