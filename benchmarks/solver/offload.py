@@ -50,9 +50,9 @@ def budget_of(subject: Graph | Chain, fraction: float) -> int:
     return least + int(fraction * (plain_peak(subject) - least))
 
 
-def asked(problem: Problem, method: str, seconds: float, **options: Any) -> Answer:
+def asked(problem: Problem, method: str, seconds: float) -> Answer:
     """One solve."""
-    return solve(problem, method=method, time_limit_s=seconds, max_gap=0.001, options=options)
+    return solve(problem, method=method, time_limit_s=seconds, max_gap=0.001)
 
 
 def measured(name: str, link: str, fraction: float, seconds: float) -> dict[str, Any]:

@@ -66,14 +66,14 @@ class Row(NamedTuple):
 
 def plans_of(chain: Chain) -> Iterator[tuple[str, int, ChainPlan]]:
     """Every method's plans with the budget that each was asked for, each plan once a method."""
-    roomy = Problem(chain, 2**53)
+    unlimited = Problem(chain, 2**53)
     plain = plain_chain_plan(chain)
-    yield "plain", verify(roomy, plain).peak_bytes, plain
+    yield "plain", verify(unlimited, plain).peak_bytes, plain
     peaks = []
     most = max(2, int(2 * chain.stages**0.5))
     for segments in sorted({2 + (most - 2) * i // (MOST_SEGMENTS - 1) for i in range(MOST_SEGMENTS)}):
         plan = segmented_plan(chain, segments)
-        peaks.append(verify(roomy, plan).peak_bytes)
+        peaks.append(verify(unlimited, plan).peak_bytes)
         yield f"sequential-{segments}", peaks[-1], plan
     budgets = sorted({Least(chain).budget_bytes, *peaks, *(budget_at(chain, f) for f in FRACTIONS)})
     for method, asked in (("rotor", budgets), ("revolve", budgets[:: max(1, len(budgets) // 4)])):
