@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,42 +28,59 @@ SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 """Leases that a test can wait for."""
 
 
-class Service:
+def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """Settings as variables of the environment."""
+    return {f"REMAT_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+class Running:
+    """A command of `remat-service` that has said that it is ready."""
+
+    process: subprocess.Popen[str]
+
+    def launch(self, log: Path, *arguments: str, program: Path | None, **settings: object) -> str:
+        """Start it, with what it logs in a file of its folder: the line that says that it is ready."""
+        log.parent.mkdir(exist_ok=True)
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "remat_service.cli", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | as_environment(settings) | of_program(program),
+                cwd=log.parent,
+            )
+        line = self.process.stdout.readline()
+        assert "ready" in line, line + log.read_text()[-3000:]
+        return line
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait for its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        return code
+
+
+class Service(Running):
     """A running `remat-service serve` on a free port, of another program where its folder is named."""
 
     def __init__(
         self, folder: Path, database_url: str | None = None, program: Path | None = None, **settings: Any
     ) -> None:
         self.folder, self.program = folder, program
-        folder.mkdir(exist_ok=True)
         self.database_url = database_url or f"sqlite:///{folder}/service.sqlite"
         self.settings = settings
-        self.process: subprocess.Popen[str]
         self.port = 0
         self.start()
 
     def start(self) -> None:
         """Start it, on the same port as before if there was one, and wait for the ready line."""
-        environment = {
-            **os.environ,
-            "REMAT_DATABASE_URL": self.database_url,
-            "REMAT_LOG_LEVEL": "INFO",
-            "REMAT_NOTICE_S": "0",
-            "REMAT_LOOK_UP_S": "20",  # a machine that is busy with other tests is slow
-        }
-        environment |= {"REMAT_" + name.upper(): str(value) for name, value in self.settings.items()}
-        environment |= of_program(self.program)
-        self.log = (self.folder / "service.log").open("a")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(self.port)],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env=environment,
-            cwd=self.folder,
-        )
-        line = self.process.stdout.readline()
-        assert "ready on http://127.0.0.1:" in line, line + (self.folder / "service.log").read_text()[-3000:]
+        given = {"database_url": self.database_url, "log_level": "INFO", "notice_s": 0}
+        given["look_up_s"] = 20  # a machine that is busy with other tests is slow
+        log, command = self.folder / "service.log", ("serve", "--port", str(self.port))
+        line = self.launch(log, *command, program=self.program, **given | self.settings)
         self.port = int(line.rsplit(":", 1)[1])
         self.http = httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False)
 
@@ -75,12 +92,7 @@ class Service:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""
         self.http.close()
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(30)
-        self.process.stdout.close()
-        self.log.close()
-        return code
+        return super().stop(number)
 
     def post(self, problem: Problem, wait: float = 30.0, **more: Any) -> tuple[int, dict[str, Any]]:
         """POST a problem: status and body."""
@@ -140,33 +152,14 @@ class Listener:
         self._server.server_close()
 
 
-class Worker:
+class Worker(Running):
     """A running `remat-service worker`."""
 
     def __init__(
         self, folder: Path, url: str, *arguments: str, program: Path | None = None, **settings: object
     ) -> None:
-        environment = {**os.environ, "REMAT_DATABASE_URL": url} | of_program(program)
-        environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
-        folder.mkdir(exist_ok=True)
-        self._log = (folder / "worker.log").open("a")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
-        assert "worker ready" in self.process.stdout.readline()
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait for its end."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(30)
-        self.process.stdout.close()
-        self._log.close()
-        return code
+        command = ("worker", "--workers", "1", *arguments)
+        self.launch(folder / "worker.log", *command, program=program, database_url=url, **settings)
 
 
 class Machines:
@@ -218,7 +211,7 @@ print(json.dumps(ended))
 
 def commands_ended(folder: Path, calls: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str, str]]:
     """How commands end, each with settings: exit code, standard error, standard output; in one process for all."""
-    asked = [(command, {f"REMAT_{name.upper()}": value for name, value in given.items()}) for command, given in calls]
+    asked = [(command, as_environment(given)) for command, given in calls]
     done = subprocess.run(
         [sys.executable, "-c", _CALLS], input=json.dumps(asked),
         cwd=folder, capture_output=True, text=True, timeout=100, check=False,
@@ -259,10 +252,9 @@ def command(url: str, *arguments: str, **more: str) -> Any:
 
 def started(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """How `remat-service` ends in a process of its own."""
-    environment = {**os.environ, **{"REMAT_" + name.upper(): value for name, value in settings.items()}}
     return subprocess.run(
         [sys.executable, "-m", "remat_service.cli", *arguments],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | as_environment(settings), cwd=folder, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
