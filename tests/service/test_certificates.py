@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select
 
-from remat_ir import Answer, Problem, Status, budget_at, certified_need, verify_answer
+from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
 from remat_service.storage.tables import proofs
 from remat_service.storage.verifier import CheckedProof, pack, unpack, written
 from service.database import process
@@ -151,12 +151,15 @@ def test_that_no_plan_fits_is_certified(own: Service) -> None:
     for asked, budget, cache in (
         (graph, 1700, "miss"),
         (graph, 1650, "hit"),
+        (graph, 0, "hit"),
         (replace(graph, op_cost_ns=tuple(c + 1 for c in graph.op_cost_ns)), 1650, "near"),
         (replace(graph, fixed_bytes=5000), 4000, "hit"),
     ):
         problem = Problem(asked, budget)
         data = _post(own, problem)
         assert (data["status"], data["cache"]) == ("infeasible", cache)
+        assert "plan" not in data
+        assert cache == "near" or budget < data["least_budget_bound_bytes"] <= plain_peak(asked)
         assert _certified(problem, data).claimed_by is None
         assert _certified(problem, own.get(data["id"], 0)[1]).claimed_by is None
 

@@ -50,6 +50,8 @@ def test_a_recalled_answer_is_a_request_like_any(own: Service) -> None:
     """A fresh id each time, readable at once, listed, with its problem; the same plan."""
     graph = training_graph(8, cost=501, fixed=77)
     first = _post(own, graph)
+    assert (first["status"], first["cache"]) == ("optimal", "miss")
+    assert own.get(first["id"], 0) == (200, first)
     data = _warm(own, graph)
     again = _warm(own, graph)
     assert len({first["id"], data["id"], again["id"]}) == 3
