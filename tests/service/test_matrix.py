@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -160,15 +161,16 @@ def test_database_restarted(deployed: Deployment) -> None:
 
 @pytest.mark.thorough
 def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
-    """Thirty at once, whatever queues and whatever solves them: one solve."""
-    from concurrent.futures import ThreadPoolExecutor
-
+    """Thirty at once, whatever queues and whatever solves them: one solve, equal answers under thirty ids."""
     problem = posed(hard_graph(12, 5), 0.8)
     with ThreadPoolExecutor(10) as pool:
         replies = list(pool.map(lambda _: deployed.server.post(problem, time_limit_s=10), range(30)))
     assert {status for status, _ in replies} == {200}
-    assert [data["cache"] for _, data in replies].count("miss") == 1
-    assert len({(data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
+    assert len({data["id"] for _, data in replies}) == 30
+    assert len({(data["status"], data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
+    caches = [data["cache"] for _, data in replies]
+    assert caches.count("miss") == 1
+    assert set(caches) <= {"miss", "joined", "hit"}
 
 
 @pytest.mark.thorough

@@ -1,11 +1,25 @@
-"""The narrow path: ask, wait, poll, cancel, and what is refused."""
+"""The narrow path: ask, wait, poll, cancel, what is refused; and who joins a solve, leaves it, or wants more."""
 
 from __future__ import annotations
 
+import time
 import uuid
 
+import psutil
+import pytest
+
 from remat_ir import Problem, budget_at, plain_peak, problem_digest
-from service.serving import Service, at_peak, checked, example, posed, training_graph
+from service.serving import (
+    Service,
+    at_peak,
+    checked,
+    eventually,
+    example,
+    hard_graph,
+    open_problem,
+    posed,
+    training_graph,
+)
 
 
 def test_fixed_bytes_do_not_matter(service: Service) -> None:
@@ -81,3 +95,63 @@ def test_a_timeline_is_the_judges_replay(service: Service) -> None:
     assert max(found["plain"]["memory_bytes"]) == plain_peak(graph)
     impossible = service.post(Problem(graph, 1))[1]
     assert service.http.get(f"/v1/solves/{impossible['id']}/timeline").json()["plan"] is None
+
+
+def _solvers(service: Service) -> list[psutil.Process]:
+    """The solver children alive now: the processes below the forkserver."""
+    found = []
+    for forkserver in psutil.Process(service.process.pid).children():
+        found += forkserver.children(recursive=True)
+    return found
+
+
+def _running(service: Service, solve_id: str) -> bool:
+    return bool(service.get(solve_id, 0)[1]["status"] == "running")
+
+
+def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> None:
+    """Two share a solve: the first to leave gets what there is, the second goes on; then nothing is left running."""
+    problem = open_problem(1)
+    _, first = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+    _, second = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+    assert (first["cache"], second["cache"]) == ("miss", "joined")
+    eventually(lambda: _running(service, second["id"]))
+    reply = service.http.post(f"/v1/solves/{first['id']}/cancel")
+    assert (reply.status_code, reply.json()["status"], reply.json()["limit"]) == (200, "cancelled", "cancel")
+    time.sleep(0.3)
+    assert _running(service, second["id"])
+    assert service.http.post(f"/v1/solves/{second['id']}/cancel").json()["status"] == "cancelled"
+    eventually(lambda: not _solvers(service))
+    assert service.get(second["id"], 0)[0] == 200
+
+
+@pytest.mark.thorough
+def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Service) -> None:
+    """2 s and 6 s on one solve: the first has its answer while the other goes on."""
+    problem = open_problem(3)
+    _, short = service.post(problem, wait=0, method="staged", time_limit_s=2, max_gap=0)
+    _, long = service.post(problem, wait=0, method="staged", time_limit_s=6, max_gap=0)
+    assert long["cache"] == "joined"
+    _, ended = service.get(short["id"], 20)
+    assert ended["limit"] == "time", ended
+    assert _running(service, long["id"])
+    eventually(lambda: not _running(service, long["id"]), 60)
+    _, ended = service.get(long["id"], 0)
+    assert ended["limit"] == "time", ended
+    assert ended["seconds"] > 5.5
+    # as much time was spent as is asked for: a hit; more: solved on
+    assert service.post(problem, wait=0, method="staged", time_limit_s=5, max_gap=0)[1]["cache"] == "hit"
+    more = service.post(problem, wait=0, method="staged", time_limit_s=9, max_gap=0)[1]
+    assert more["cache"] == "miss"
+    service.http.post(f"/v1/solves/{more['id']}/cancel")
+
+
+def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
+    """First any plan, then a better one: never a more expensive plan, never a lower bound."""
+    problem = posed(hard_graph(16, 4), 0.6)
+    _, loose = service.post(problem, method="auto", time_limit_s=20, max_gap=0.99)
+    first = checked(problem, loose)
+    _, tight = service.post(problem, method="auto", time_limit_s=4, max_gap=0)
+    second = checked(problem, tight)
+    assert second.cost_ns <= first.cost_ns
+    assert second.bound_ns >= first.bound_ns
