@@ -14,9 +14,10 @@ import psutil
 import pytest
 from backports import zstd
 
-from remat_service.errors import TooLarge
+from remat_service.errors import RateLimited, TooLarge
 from remat_service.requests.parse import MOST_READING_BYTES, Body, from_body, read_ask
 from remat_service.settings import Settings
+from remat_service.web.authentication import Admission
 from service.serving import Service, eventually, example, open_problem, peak_bytes, served, serving
 from service.test_tenants import Tenant, cli
 
@@ -258,3 +259,32 @@ def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
         cli(strict, "keys", "revoke", key_id)
         assert "event: end" not in list(reply.iter_lines())
     assert tenant.http.get("/v1/solves").status_code == 401
+
+
+@pytest.mark.thorough
+def test_a_tenant_has_a_rate_of_its_own() -> None:
+    """A burst of one second's, then the rate; what is refused spends nothing, and others are not held up."""
+    now = [0.0]
+    admission = Admission(1000, rate=5.0, clock=lambda: now[0])
+
+    def taken(tenant: str, tries: int) -> int:
+        done = 0
+        for _ in range(tries):
+            try:
+                admission.enter(tenant)
+                done += 1
+            except RateLimited:
+                pass
+        return done
+
+    assert taken("red", 20) == 5
+    assert taken("blue", 3) == 3
+    now[0] = 0.5
+    assert taken("red", 20) == 2
+    now[0] = 10.0
+    assert taken("red", 20) == 5
+    slow = Admission(1000, rate=0.1, clock=lambda: now[0])
+    slow.enter("red")
+    with pytest.raises(RateLimited) as refused:
+        slow.enter("red")
+    assert refused.value.retry_after_s == 10

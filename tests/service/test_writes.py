@@ -1,4 +1,4 @@
-"""Writers on SQLite share transactions: what one does wrong is its own, and what was answered is stored."""
+"""Writers on SQLite share transactions, what was answered is stored, and a database is used as it is set."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import event, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
+from remat_service.settings import Settings
+from remat_service.storage import migrations
 from remat_service.storage.database import Database
+from service.database import postgres
 from service.serving import hard_graph, posed, serving
 
 
@@ -181,3 +185,40 @@ def test_what_was_answered_202_survives_the_death_of_the_server(tmp_path: Path) 
         for solve_id in answered:
             status, data = service.get(solve_id, wait=0)
             assert status in (200, 202), data
+
+
+@pytest.mark.thorough
+async def test_statements_and_locks_time_out_on_postgresql() -> None:
+    """But for migrations, which wait for one another; the pool is as large as it is set."""
+    with postgres() as url:
+        settings = Settings(database_url=SecretStr(url), statement_timeout_s=0.5, lock_timeout_s=0.2, database_pool=3)
+        database = Database(url, settings=settings)
+        assert database.engine.pool.size() == 3
+        try:
+            async with database.write() as connection:
+                await connection.execute(text("CREATE TABLE held (id int)"))
+            async with database.write() as holder:
+                await holder.execute(text("LOCK TABLE held"))
+                with pytest.raises(OperationalError, match="lock timeout"):
+                    async with database.write() as connection:
+                        await connection.execute(text("SELECT * FROM held"))
+            with pytest.raises(OperationalError, match="statement timeout"):
+                async with database.write() as connection:
+                    await connection.execute(text("SELECT pg_sleep(2)"))
+            async with database.write() as connection:
+                await connection.run_sync(migrations.lock)
+                await connection.execute(text("SELECT pg_sleep(0.8)"))
+        finally:
+            await database.close()
+
+
+@pytest.mark.parametrize(("durable", "level"), [(True, 2), (False, 1)])
+async def test_sqlite_is_as_durable_as_it_is_set(tmp_path: Path, durable: bool, level: int) -> None:
+    """FULL has each commit on the disk, NORMAL has a sound file."""
+    url = f"sqlite:///{tmp_path}/s.sqlite"
+    database = Database(url, settings=Settings(database_url=SecretStr(url), durable=durable))
+    try:
+        async with database.read() as connection:
+            assert await connection.scalar(text("PRAGMA synchronous")) == level
+    finally:
+        await database.close()
