@@ -1,4 +1,4 @@
-"""The search for the largest batch over HTTP: equation 9, proof and bound, restarts, refusals, the client's check."""
+"""Sweeps, and the largest batch over HTTP: equation 9, proof and bound, restarts, refusals, the client's check."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner, largest_batch
-from remat_ir import Graph, Problem, plain_peak, plain_plan, verify
+from remat_ir import Graph, InvalidData, Problem, budget_at, plain_peak, plain_plan, verify
 from remat_ir.batch import BatchFamily
+from remat_service.requests.groups import curve
 from service.serving import Service, eventually, example, serving, training_graph
 from service.test_tenants import cli
 from solver.brute import optimum
@@ -36,6 +37,45 @@ def finished(service: Service, reply: Any) -> dict[str, Any]:
     while not data["ended"]:
         data = service.http.get(f"/v1/max-batch/{data['id']}", params={"wait": 10}).json()
     return data
+
+
+def test_sweep_over_budgets(service: Service) -> None:
+    """Every budget has an answer; less memory never costs less; each plan can be read by its solve."""
+    graph = training_graph(18, cost=70)
+    budgets = [budget_at(graph, fraction) for fraction in (1.0, 0.8, 0.6)]
+    body = {"graph": graph.to_json(), "budgets_bytes": budgets, "method": "greedy", "time_limit_s": 5}
+    reply = service.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"})
+    assert reply.status_code == 200, reply.text
+    data = reply.json()
+    assert [row["budget_bytes"] for row in data["solves"]] == budgets
+    costs = [row["cost_ns"] for row in data["solves"] if row["cost_ns"] is not None]
+    assert costs == sorted(costs)
+    assert service.get(data["solves"][0]["id"], 0)[1]["plan"]["format"] == "remat-plan/1"
+    again = service.http.get(f"/v1/sweeps/{data['id']}")
+    assert (again.status_code, again.json()) == (200, data)
+
+
+@pytest.mark.thorough
+def test_whole_curve(service: Service) -> None:
+    """From the least budget proved necessary to the plain peak, where nothing is recomputed."""
+    body = example("sweep")
+    data = service.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()
+    graph = Graph.from_json(body["graph"])
+    assert [row["budget_bytes"] for row in data["solves"]] == curve(graph, body["points"])
+    assert data["solves"][0]["overhead"] == 0.0
+
+
+def test_named_sizes(service: Service) -> None:
+    """The largest of them that has a plan, and no bound; twice the batch, twice the bytes."""
+    graph = training_graph(6, cost=81)
+    problem = Problem(graph, 2 * plain_peak(graph)).to_json()
+    body = {"problem": problem, "batch": 4, "batches": [4, 8, 64], "time_limit_s": 5}
+    data = finished(service, service.http.post("/v1/max-batch", json=body, headers={"Prefer": "wait=30"}))
+    assert (data["batches"], data["best_batch"], data["bound"]) == ([4, 8, 64], 8, None)
+    assert data["best_solve"] == data["solves"][1]["id"]
+    assert plain_peak(BatchFamily(graph, 1, 4).scaled(8)) == 2 * plain_peak(graph)
+    with pytest.raises(InvalidData, match="2\\^53"):
+        BatchFamily(graph, 1).scaled(2**45)
 
 
 @pytest.mark.parametrize(
@@ -161,27 +201,19 @@ def test_the_client_believes_no_claim(service: Service) -> None:
 
 
 @pytest.mark.thorough
-def test_the_example_of_named_sizes(service: Service) -> None:
-    """As before there were searches: the sizes that were named and no bound."""
-    data = finished(service, service.http.post("/v1/max-batch", json=example("max_batch")))
-    assert data["batches"] == [1, 2, 3, 4]
-    assert data["bound"] is None
-    assert data["best_solve"] in {solve["id"] for solve in data["solves"]}
-
-
-@pytest.mark.parametrize("edit", ["json_set(answer, '$.cost_ns', 1)", "'{'"])
-def test_a_damaged_try_of_a_search_says_so(tmp_path: Path, edit: str) -> None:
+def test_a_damaged_try_of_a_search_says_so(tmp_path: Path) -> None:
     """As a list of solves does: of a try whose answer was edited nothing is told, and the others stand."""
     body = {"problem": Problem(GRAPH, 100).to_json(), "time_limit_s": 5}
     with serving(tmp_path, workers=1, seal_key="s" * 32) as own:
         before = finished(own, own.http.post("/v1/max-batch", json=body))
         first = before["solves"][0]["id"]
-        with sqlite3.connect(tmp_path / "service.sqlite", timeout=20) as database:
-            database.execute(f"UPDATE requests SET answer = {edit} WHERE id = ?", (first,))
-        after = own.http.get(f"/v1/max-batch/{before['id']}").json()
-    said = after["solves"].pop(0)
-    assert (said["id"], said["status"], said["cost_ns"]) == (first, "failed", None)
-    assert after == before | {"solves": before["solves"][1:]}
+        for edit in ("json_set(answer, '$.cost_ns', 1)", "'{'"):
+            with sqlite3.connect(tmp_path / "service.sqlite", timeout=20) as database:
+                database.execute(f"UPDATE requests SET answer = {edit} WHERE id = ?", (first,))
+            after = own.http.get(f"/v1/max-batch/{before['id']}").json()
+            said = after["solves"].pop(0)
+            assert (said["id"], said["status"], said["cost_ns"]) == (first, "failed", None)
+            assert after == before | {"solves": before["solves"][1:]}
 
 
 @pytest.mark.thorough

@@ -18,13 +18,14 @@ from remat_ir import (
     Problem,
     budget_at,
     from_node_link,
+    graph_digest,
     graph_of,
     plain_peak,
     to_node_link,
     verify,
 )
 from remat_solver import METHODS
-from service.serving import Service, at_peak, checked, training_graph
+from service.serving import Service, at_peak, checked, example, training_graph
 from tiers import first
 
 CHAIN = Chain(
@@ -155,11 +156,17 @@ def test_batches_of_a_chain_are_refused(service: Service) -> None:
     assert "graphs only" in reply.json()["detail"]
 
 
-def test_validate_says_what_kind_it_is(service: Service) -> None:
-    """Chains and joins are checked like graphs."""
-    for kind, subject in (("chain", LINKED), ("join", JOIN)):
+def test_validate(service: Service) -> None:
+    """What is valid is described, of whatever kind; a graph that is not is refused with the pointer of the place."""
+    body = example("validate")
+    asked = {"graph": Graph.from_json(body["graph"]), "chain": LINKED, "join": JOIN}
+    for kind, subject in asked.items():
         data = service.http.post("/v1/graphs:validate", json={kind: subject.to_json()}).json()
         assert (data["kind"], data["plain_peak_bytes"]) == (kind, plain_peak(subject))
+        assert data["digest"] == graph_digest(subject)
+    body["graph"]["op_inputs"][1] = [3]
+    reply = service.http.post("/v1/graphs:validate", json=body)
+    assert (reply.status_code, reply.json()["pointer"]) == (422, "/graph/op_inputs/1/0")
 
 
 def test_node_link_graphs_come_in_and_go_out(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 
@@ -95,6 +96,37 @@ def test_a_timeline_is_the_judges_replay(service: Service) -> None:
     assert max(found["plain"]["memory_bytes"]) == plain_peak(graph)
     impossible = service.post(Problem(graph, 1))[1]
     assert service.http.get(f"/v1/solves/{impossible['id']}/timeline").json()["plan"] is None
+
+
+@pytest.mark.thorough
+def test_events_are_resumable(service: Service) -> None:
+    """Improvements in order, then the end; from Last-Event-ID on only what came after it."""
+    _, first = service.post(at_peak(training_graph(19, cost=91)), time_limit_s=5)
+
+    def read(**headers: str) -> list[tuple[int, str, dict[str, object]]]:
+        found = []
+        with service.http.stream("GET", f"/v1/solves/{first['id']}/events", headers=headers) as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            for block in "".join(reply.iter_text()).split("\n\n"):
+                fields = dict(line.split(": ", 1) for line in block.splitlines() if line)
+                if "event" in fields:
+                    found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+        return found
+
+    whole = read()
+    assert [name for _, name, _ in whole][-1] == "end"
+    assert [number for number, name, _ in whole if name == "progress"] == list(range(1, len(whole)))
+    assert whole[-1][2]["cost_ns"] == first["cost_ns"]
+    assert "plan" not in whole[-1][2]
+    assert read(**{"Last-Event-ID": str(whole[-1][0])}) == whole[-1:]
+
+
+def test_a_time_limit_above_the_most_is_refused(service: Service) -> None:
+    """Which the page of capabilities names."""
+    limits = service.http.get("/v1/capabilities").json()["limits"]
+    body = example("solve") | {"time_limit_s": limits["most_time_limit_s"] + 1}
+    reply = service.http.post("/v1/solves", json=body)
+    assert (reply.status_code, reply.json()["pointer"]) == (422, "/time_limit_s")
 
 
 def _solvers(service: Service) -> list[psutil.Process]:
