@@ -86,7 +86,7 @@ def test_what_is_wrong_is_refused_and_where(
 def test_names_are_stored_only_where_an_operator_lets_them(
     locked: Service, anna: Tenant, request: pytest.FixtureRequest
 ) -> None:
-    """Off at first; off again deletes them; the client can ask; the list of tenants says so."""
+    """Off at first; off again deletes them; by command and by route. The client can ask, and the list says so."""
     solve, tenant = solved(anna), request.node.name
     refused = put(anna, solve, "names", NAMES)
     assert refused.status_code == 403
@@ -100,13 +100,8 @@ def test_names_are_stored_only_where_an_operator_lets_them(
     assert said(anna, solve) == {"run": RUN, "names": NAMES}
     cli(locked, "tenants", "names", tenant, "off")
     assert said(anna, solve) == {"run": RUN, "names": None}
-
-
-def test_an_operator_lets_names_be_stored_by_a_route(
-    locked: Service, anna: Tenant, request: pytest.FixtureRequest
-) -> None:
     chief = Tenant(locked, cli(locked, "keys", "create", "chiefs", "--scope", "operate", "--new-tenant"))
-    solve, path = solved(anna), f"/v1/operator/tenants/{request.node.name}"
+    path = f"/v1/operator/tenants/{tenant}"
     assert chief.http.patch(path, json={"store_names": True}).json()["store_names"] is True
     assert put(anna, solve, "names", NAMES).status_code == 204
     assert chief.http.patch(path, json={"weight": 2.0}).json()["store_names"] is True
@@ -121,21 +116,6 @@ def test_names_that_are_not_stored_are_not_compressed(anna: Tenant) -> None:
     words = ["".join(drawn.choices(string.printable[:94], k=299)) for _ in range(16_700)]
     refused = put(anna, solved(anna), "names", {"names": words})
     assert refused.status_code == 403, refused.text
-
-
-def test_switching_names_off_writes_the_tenant_once(
-    locked: Service, anna: Tenant, request: pytest.FixtureRequest
-) -> None:
-    chief = Tenant(locked, cli(locked, "keys", "create", request.node.name, "--scope", "operate"))
-    path = f"/v1/operator/tenants/{request.node.name}"
-    locked.edit("CREATE TABLE written (name TEXT)")
-    locked.edit("CREATE TRIGGER noting AFTER UPDATE ON tenants BEGIN INSERT INTO written VALUES (new.name); END")
-    try:
-        assert chief.http.patch(path, json={"store_names": False}).status_code == 200
-        assert locked.rows("SELECT * FROM written") == [(request.node.name,)]
-    finally:
-        locked.edit("DROP TRIGGER noting")
-        locked.edit("DROP TABLE written")
 
 
 def test_no_tenant_reads_or_writes_anothers(locked: Service, anna: Tenant) -> None:

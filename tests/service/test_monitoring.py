@@ -55,8 +55,10 @@ def test_metrics_can_want_a_key(tmp_path: Path) -> None:
             reply = own.http.get("/metrics", headers={} if given is None else {"Authorization": given})
             assert reply.status_code == 401
             assert "remat_" not in reply.text
-        allowed = own.http.get("/metrics", headers={"Authorization": "Bearer only for scrapers"})
-        assert "remat_queue_depth" in allowed.text
+        assert own.http.head("/metrics").status_code == 401
+        key = {"Authorization": "Bearer only for scrapers"}
+        assert own.http.head("/metrics", headers=key).status_code == 200
+        assert "remat_queue_depth" in own.http.get("/metrics", headers=key).text
 
 
 @pytest.mark.thorough

@@ -190,10 +190,12 @@ def test_sweeps_are_given_up_like_solves(locked: Service) -> None:
 
 def test_head_and_wrong_methods(locked: Service, chief: Tenant) -> None:
     """HEAD is GET without its body, wherever GET is; another method is refused as a problem."""
-    for path in ("/livez", "/", "/v1/solves", "/v1/capabilities", "/static/app.js", "/openapi.json"):
-        reply = chief.http.head(path)
-        assert reply.status_code == chief.http.get(path).status_code, path
-        assert reply.content == b""
+    probed = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/static/app.js")
+    for path in (*probed, "/v1/solves", "/v1/capabilities"):
+        reply, whole = chief.http.head(path), chief.http.get(path)
+        assert (reply.status_code, reply.content) == (whole.status_code, b""), path
+        assert reply.headers["content-type"] == whole.headers["content-type"], path
+        assert path not in probed or reply.status_code == 200, path
     reply = chief.http.delete("/v1/solves")
     assert reply.status_code == 405
     assert reply.headers["content-type"] == "application/problem+json"

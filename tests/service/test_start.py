@@ -144,13 +144,7 @@ def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_stop_that_was_asked_for_is_no_failure(tmp_path: Path) -> None:
     """A supervisor that sends SIGTERM, and Ctrl-C: status 0, once requests have ended."""
-    with serving(tmp_path, workers=1, metrics_key="for scrapers") as own:
-        key = {"Authorization": "Bearer for scrapers"}
-        for place in ("/", "/livez", "/readyz", "/metrics", "/openapi.json"):  # as probes and load balancers may ask
-            head, whole = own.http.head(place, headers=key), own.http.get(place, headers=key)
-            assert (head.status_code, head.content, whole.status_code) == (200, b"", 200), place
-            assert head.headers["content-type"] == whole.headers["content-type"]
-        assert own.http.head("/metrics").status_code == 401
+    with serving(tmp_path, workers=1) as own:
         assert own.stop(signal.SIGTERM) == 0
         own.start()
         assert own.stop(signal.SIGINT) == 0
