@@ -346,6 +346,9 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         ("efforts settled", "efforts dropped"),
         ("answers optimal", "requests dropped"),
         ("solves told better", "solves mended"),
+        ("plans cheaper", "plans mended"),
+        ("UPDATE plans SET data = CAST(substr(data, 1, 9) AS BLOB)", "plans dropped"),
+        ("UPDATE graphs SET total_cost_ns = 1", "graphs mended"),
         ("UPDATE profiles SET cost_ns = 1", "profiles dropped"),
     ],
 )
