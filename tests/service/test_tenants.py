@@ -332,68 +332,66 @@ def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
         assert emil.http.post("/v1/profiles:lookup", json=asked).json() == {"profiles": {"a": [1, 0], "b": [2, 0]}}
 
 
-@pytest.mark.thorough
-def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
-    """A first report of nothing stands until three members have reported; then the middle, which one cannot move."""
-    with serving(tmp_path, workers=1, require_keys="true") as own:
-        members = []
-        cli(own, "groups", "create", "group")
-        for name in ("first", "second", "third", "fourth"):
-            cli(own, "tenants", "add", name, "--group", "group")
-            members.append(Tenant(own, cli(own, "keys", "create", name, "--new-tenant")))
-
-        def report(member: int, cost_ns: int, workspace_bytes: int = 0) -> list[int]:
-            body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}
-            return members[member].http.post("/v1/profiles", json=body).json()["profiles"]["s"]
-
-        assert report(0, 0) == [0, 0]
-        assert report(1, 1000, 64) == [0, 0]
-        assert report(0, 0) == [0, 0]  # one member has one report
-        assert report(2, 1100, 64) == [1000, 64]
-        assert report(0, 10**12, 10**12) == [1000, 64]
-        assert report(3, 1050, 64) == [1000, 64]  # what stands within noise stays, as does every graph's key
-        said = "SELECT name, cost_ns FROM profile_reports r JOIN tenants t ON t.id = r.tenant_id ORDER BY name"
-        assert own.rows(said) == [("first", 10**12), ("fourth", 1050), ("second", 1000), ("third", 1100)]
+Report = Callable[..., list[int]]
 
 
-def test_two_members_that_agree_correct_the_costs_of_a_group(tmp_path: Path) -> None:
-    """What a busy machine reported stands against one other report, and not against two; nor once its own is mended."""
-    with serving(tmp_path, workers=1, require_keys="true") as own:
-        cli(own, "groups", "create", "group")
+def _reporters(service: Service, group: str | None, *names: str) -> list[Report]:
+    """New tenants, in a new group where it is named: what stands after each one's report of a signature."""
 
-        def member(name: str) -> Callable[[str, int], int]:
-            cli(own, "tenants", "add", name, "--group", "group")
-            tenant = Tenant(own, cli(own, "keys", "create", name, "--new-tenant"))
+    def reporter(name: str) -> Report:
+        cli(service, "tenants", "add", name, *(() if group is None else ("--group", group)))
+        tenant = Tenant(service, cli(service, "keys", "create", name))
 
-            def report(signature: str, cost_ns: int) -> int:
-                body = {"device": "d", "profiles": {signature: [cost_ns, 64]}}
-                return int(tenant.http.post("/v1/profiles", json=body).json()["profiles"][signature][0])
-
-            return report
-
-        busy, quiet, other = map(member, ("busy", "quiet", "other"))
-        assert busy("s", 4294) == 4294
-        assert quiet("s", 316) == 4294
-        assert busy("s", 390) == 390  # both agree now
-        assert busy("t", 4294) == 4294
-        assert busy("t", 316) == 4294  # alone, in a table that others use
-        assert other("t", 330) == 330
-        assert busy("u", 100) == 100
-        assert quiet("u", 180) == 100
-        assert other("u", 170) == 170  # 1.7 times off, as two of three say
-
-
-def test_a_tenant_corrects_a_table_of_its_own_downwards(tmp_path: Path) -> None:
-    """A busy machine's first report does not stay; what another busy moment adds changes nothing."""
-    with serving(tmp_path, workers=1) as own:
-
-        def report(cost_ns: int, workspace_bytes: int = 64) -> list[int]:
-            body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}
-            found: list[int] = own.http.post("/v1/profiles", json=body).json()["profiles"]["s"]
+        def report(cost_ns: int, workspace_bytes: int = 64, signature: str = "s") -> list[int]:
+            body = {"device": "d", "profiles": {signature: [cost_ns, workspace_bytes]}}
+            found: list[int] = tenant.http.post("/v1/profiles", json=body).json()["profiles"][signature]
             return found
 
-        assert report(4294) == [4294, 64]
-        assert report(3500) == [4294, 64]  # within noise, and every graph's key stays
-        assert report(316) == [316, 64]
-        assert report(4294) == [316, 64]
-        assert report(316, 0) == [316, 64]  # bytes are not measured by a clock
+        return report
+
+    if group is not None:
+        cli(service, "groups", "create", group)
+    return [reporter(name) for name in names]
+
+
+@pytest.mark.thorough
+def test_one_member_cannot_set_the_costs_of_a_group(locked: Service) -> None:
+    """A first report of nothing stands until three members have reported; then the middle, which one cannot move."""
+    names = ("first", "second", "third", "fourth")
+    first, second, third, fourth = _reporters(locked, "four", *names)
+    assert first(0, 0) == [0, 0]
+    assert second(1000) == [0, 0]
+    assert first(0, 0) == [0, 0]  # one member has one report
+    assert third(1100) == [1000, 64]
+    assert first(10**12, 10**12) == [1000, 64]
+    assert fourth(1050) == [1000, 64]  # what stands within noise stays, as does every graph's key
+    said = "SELECT name, cost_ns FROM profile_reports r JOIN tenants t ON t.id = r.tenant_id ORDER BY name"
+    reports = [row for row in locked.rows(said) if row[0] in names]
+    assert reports == [("first", 10**12), ("fourth", 1050), ("second", 1000), ("third", 1100)]
+
+
+def test_two_members_that_agree_correct_the_costs_of_a_group(locked: Service) -> None:
+    """What a busy machine reported stands against one other report, and not against two; nor once its own is mended."""
+    busy, quiet, other = _reporters(locked, "three", "busy", "quiet", "other")
+    for report, signature, cost_ns, stands in (
+        (busy, "s", 4294, 4294),
+        (quiet, "s", 316, 4294),
+        (busy, "s", 390, 390),  # both agree now
+        (busy, "t", 4294, 4294),
+        (busy, "t", 316, 4294),  # alone, in a table that others use
+        (other, "t", 330, 330),
+        (busy, "u", 100, 100),
+        (quiet, "u", 180, 100),
+        (other, "u", 170, 170),  # 1.7 times off, as two of three say
+    ):
+        assert report(cost_ns, signature=signature)[0] == stands
+
+
+def test_a_tenant_corrects_a_table_of_its_own_downwards(locked: Service) -> None:
+    """A busy machine's first report does not stay; what another busy moment adds changes nothing."""
+    (report,) = _reporters(locked, None, "alone")
+    assert report(4294) == [4294, 64]
+    assert report(3500) == [4294, 64]  # within noise, and every graph's key stays
+    assert report(316) == [316, 64]
+    assert report(4294) == [316, 64]
+    assert report(316, 0) == [316, 64]  # bytes are not measured by a clock
