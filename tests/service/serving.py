@@ -270,6 +270,19 @@ def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: in
     return graph_of(costs, sizes, inputs, backward_from=layers, fixed_bytes=fixed)
 
 
+def even_chain(stages: int, size: int) -> Chain:
+    """A chain of equal stages; what a stage keeps for its backward step is three of its activations."""
+    return Chain(
+        forward_ns=(1000,) * stages,
+        backward_ns=(2000,) * stages,
+        forward_workspace_bytes=(0,) * stages,
+        backward_workspace_bytes=(0,) * stages,
+        tape_bytes=(3 * size,) * stages,
+        activation_bytes=(size,) * (stages + 1),
+        gradient_bytes=(size,) * (stages + 1),
+    )
+
+
 def at_peak(subject: Graph | Chain | Join) -> Problem:
     """The problem whose best plan is the plain one."""
     return Problem(subject, plain_peak(subject))

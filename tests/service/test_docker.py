@@ -1,19 +1,23 @@
-"""The files of docker/: linted, and every command and setting that they name exists."""
+"""The files of docker/: linted, what they name exists, their commands run, and root is read-only as in the image."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import kubernetes_validate
+import psutil
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -21,14 +25,45 @@ from packaging.utils import canonicalize_name
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from remat_ir import Problem, budget_at
 from remat_service.cli import app
+from remat_service.processes.supervisor import scrubbed_environment
 from remat_service.settings import Settings
 from service.database import postgres
-from service.serving import example
+from service.serving import checked, even_chain, eventually, example, training_graph
 
 DOCKER = Path(__file__).parents[2] / "docker"
 FILES = sorted(path for path in DOCKER.rglob("*") if path.is_file())
 LINT = YamlLintConfig("{extends: relaxed, rules: {line-length: {max: 130}}}")
+DOCKERFILE = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
+IMAGE = dict(re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", re.findall(r"^ENV PATH.*$", DOCKERFILE, re.M)[0]))
+"""What the Dockerfile sets for all that runs in the image."""
+NUMBA = {name: value for name, value in IMAGE.items() if name.startswith("NUMBA_")}
+REMAT = [sys.executable, "-m", "remat_service.cli"]
+
+
+def _environment(folder: Path, given: Mapping[str, str] = {}, **more: str) -> dict[str, str]:
+    """What the image sets and is given, with this machine's paths, and one folder for all that it writes."""
+    here = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder),
+        "NUMBA_CACHE_DIR": str(folder), "REMAT_PORT": "0",
+    }  # fmt: skip
+    return {**IMAGE, **given, **here, **more}
+
+
+@contextmanager
+def _runs(*command: str, log: Path | None = None, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is told to end, and waited for; its standard error goes to a log, where there is one."""
+    with ExitStack() as stack:
+        errors = None if log is None else stack.enter_context(log.open("w"))
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **more)
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def _manifests(kind: str) -> list[Any]:
@@ -82,46 +117,27 @@ def test_what_the_image_copies_is_there() -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
-def _image() -> tuple[str, dict[str, str]]:
-    """The Dockerfile, a command a line, and what it sets for all that runs in the image."""
-    text = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
-    line = next(row for row in text.splitlines() if row.startswith("ENV PATH"))
-    return text, dict(re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", line))
-
-
 @pytest.mark.thorough
 def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     """What the Dockerfile sets and starts, and its health check, with another database and port."""
-    text, env = _image()
-    assert env["REMAT_REQUIRE_KEYS"] == "true"
+    assert IMAGE["REMAT_REQUIRE_KEYS"] == "true"
     folder = tmp_path / "folder"
     folder.mkdir()
-    base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(folder)}
-    own = {
-        "REMAT_DATABASE_URL": f"sqlite:///{folder}/service.sqlite",
-        "REMAT_PORT": "0",
-        "NUMBA_CACHE_DIR": str(folder),
-    }
-    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
-    command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
-    check = json.loads(re.findall(r"^HEALTHCHECK .*?CMD (.*)$", text, re.MULTILINE)[0])
+    entry, command, check = (
+        json.loads(re.findall(rf"^{form} (\[.*)$", DOCKERFILE, re.MULTILINE)[0])
+        for form in ("ENTRYPOINT", "CMD", "HEALTHCHECK .*?CMD")
+    )
     assert entry == ["remat-service"]
-    start = [sys.executable, "-m", "remat_service.cli"]
-    environment = base | env | own
-    make_key = [*start, "keys", "create", "team", "--new-tenant"]
+    environment = _environment(folder, REMAT_DATABASE_URL=f"sqlite:///{folder}/service.sqlite")
+    make_key = [*REMAT, "keys", "create", "team", "--new-tenant"]
     subprocess.run(make_key, env=environment, cwd=folder, check=True, capture_output=True)
-    server = subprocess.Popen([*start, *command], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
-    try:
+    with _runs(*REMAT, *command, env=environment, cwd=folder) as server:
         line = server.stdout.readline()
         assert "ready on http://0.0.0.0:" in line
         port = line.strip().rsplit(":", 1)[1]
         healthy = [word.replace("8750", port) for word in check]
         assert healthy != check
         assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, timeout=20).returncode == 0
-    finally:
-        server.terminate()
-        server.wait(20)
-        server.stdout.close()
     assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode
 
 
@@ -135,11 +151,7 @@ def test_the_base_starts_as_documented(tmp_path: Path) -> None:
         document["metadata"]["name"]: document["spec"]["template"]["spec"]["containers"][0]
         for document in _manifests("Deployment")
     }
-    here = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path),
-        "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CACHE_LOCATOR_CLASSES": "", "REMAT_PORT": "0",
-    }  # fmt: skip
-    with postgres() as secret["database-url"], contextlib.ExitStack() as stack:
+    with postgres() as secret["database-url"], ExitStack() as stack:
 
         def environment(name: str) -> dict[str, str]:
             rows = containers[name]["env"]
@@ -147,15 +159,11 @@ def test_the_base_starts_as_documented(tmp_path: Path) -> None:
                 row["name"]: row["value"] if "value" in row else secret[row["valueFrom"]["secretKeyRef"]["key"]]
                 for row in rows
             }
-            return _image()[1] | given | here
+            return _environment(tmp_path, given, NUMBA_CACHE_LOCATOR_CLASSES="")
 
         def start(name: str) -> str:
             arguments = [argument.replace("9100", "0") for argument in containers[name]["args"]]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "remat_service.cli", *arguments],
-                env=environment(name), cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            stack.callback(lambda: (process.terminate(), process.communicate(timeout=30)))
+            process = stack.enter_context(_runs(*REMAT, *arguments, env=environment(name), cwd=tmp_path))
             return process.stdout.readline().strip()
 
         port = start("remat-server").rsplit(":", 1)[1]
@@ -166,7 +174,7 @@ def test_the_base_starts_as_documented(tmp_path: Path) -> None:
             assert http.post("/v1/solves", json=body).status_code == 401
             assert http.get("/metrics").status_code == 401
             made = subprocess.run(
-                [sys.executable, "-m", "remat_service.cli", *making],
+                [*REMAT, *making],
                 env=environment("remat-server"), cwd=tmp_path, capture_output=True, text=True, check=True,
             )  # fmt: skip
             key = {"Authorization": f"Bearer {made.stdout.strip()}", "Prefer": "wait=30"}
@@ -238,3 +246,101 @@ def test_compose_is_valid_by_its_specification(tmp_path: Path) -> None:
     wrong.write_text((DOCKER / "compose.yaml").read_text().replace("ports:", "port:"))
     refused = subprocess.run([*check, str(wrong)], env=here, capture_output=True, text=True, check=False)
     assert "'port' was unexpected" in refused.stdout
+
+
+# ---- root read-only, no home, kernels compiled ahead for any processor of the architecture
+
+_CONFINE = """
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$VOLUME"
+mount -o remount,bind,ro /
+exec "$@"
+"""
+
+
+def _problems() -> Iterator[tuple[str, Problem]]:
+    graph = training_graph(12)
+    for method in ("search", "blocks", "rotor"):
+        yield method, Problem(graph, budget_at(graph, 0.6))
+    chain = even_chain(5, 100)
+    yield "rotor", Problem(chain, 1400)
+    for method in ("pofo", "transfers"):
+        yield method, Problem(replace(chain, link_bytes_per_s=10**8), 1400)
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder of every kernel, compiled by the Dockerfile's own command; kept for the next run of the tests."""
+    kept = getattr(request.config, "cache", None)
+    folder = Path(kept.mkdir("kernels")) if kept is not None else tmp_path / "kernels"
+    command = re.findall(r"/opt/remat/bin/python (-m remat_solver\.warm)", DOCKERFILE)[0].split()
+    environment = _read_only(tmp_path, folder, str(tmp_path))
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _read_only(volume: Path, kernels: Path, home: str) -> dict[str, str]:
+    """With kernels in a folder of their own, and open to all on loopback."""
+    own = {"TMPDIR": str(volume), "REMAT_DATABASE_URL": f"sqlite:///{volume}/service.sqlite", "HOME": home}
+    open_to_all = {"REMAT_HOST": "127.0.0.1", "REMAT_REQUIRE_KEYS": "false", "REMAT_NOTICE_S": "0"}
+    return _environment(volume, NUMBA_CACHE_DIR=str(kernels), **own, **open_to_all)
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*.nb?"))}
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="a mount namespace of its own needs root")
+@pytest.mark.timeout(900)
+def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tmp_path: Path) -> None:
+    """Five methods solve; no kernel is compiled, in the forkserver or in a child, and numba's cache is as it was."""
+    volume, before = tmp_path / "volume", _files(compiled)
+    volume.mkdir()
+    environment = _read_only(volume, compiled, "/nonexistent") | {"VOLUME": str(volume)}
+    log = tmp_path / "service.log"
+    confined = ("unshare", "-m", "sh", "-ec", _CONFINE, "sh", *REMAT, "serve")
+    with _runs(*confined, log=log, env=environment, cwd="/") as server:
+        line = server.stdout.readline()
+        assert "ready on" in line, log.read_text()
+        with httpx2.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as http:
+            for method, problem in _problems():
+                body: dict[str, Any] = {"problem": problem.to_json(), "method": method, "time_limit_s": 3}
+                reply = http.post("/v1/solves", json=body, headers={"Prefer": "wait=60"})
+                assert reply.status_code == 200, (method, reply.text, log.read_text())
+                checked(problem, reply.json())
+    assert "compil" not in log.read_text()
+    assert len(before) > 20
+    assert _files(compiled) == before
+
+
+@pytest.mark.thorough
+def test_not_ready_before_the_kernels_are_there(tmp_path: Path) -> None:
+    """With an empty cache it answers, and says that it is not ready and why; stopped then, it leaves no process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "kernels").mkdir()
+    environment = _read_only(tmp_path, tmp_path / "kernels", str(tmp_path))
+    log = tmp_path / "service.log"
+    with _runs(*REMAT, "serve", "--port", str(port), log=log, env=environment, cwd=tmp_path) as server:
+        eventually(lambda: "compiling" in log.read_text(), 120)
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+            assert http.get("/livez").status_code == 200
+            reply = http.get("/readyz")
+            assert (reply.status_code, "kernels" in reply.text) == (503, True)
+        below = psutil.Process(server.pid).children(recursive=True)
+        assert len(below) >= 2  # the forkserver, and what compiles
+        server.terminate()
+        assert "ready on" not in server.communicate(timeout=60)[0]
+    assert psutil.wait_procs(below, 30)[1] == []
+
+
+@pytest.mark.thorough
+def test_children_are_told_where_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every variable by which the image has numba find what it has compiled."""
+    assert len(NUMBA) >= 3
+    for name, value in NUMBA.items():
+        monkeypatch.setenv(name, value)
+    assert NUMBA.items() <= scrubbed_environment(Settings()).items()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from remat_ir import Chain, Join, Problem, budget_at, plain_peak
+from remat_ir import Join, Problem, budget_at, plain_peak
 from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph
-from service.serving import posed, serving, training_graph
+from service.serving import even_chain, posed, serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -259,16 +259,7 @@ def test_errors_stay_next_to_their_field(visit: Visit, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) -> None:
     """Their plans have curves, recomputed steps and a trace too."""
-    stages = 6
-    chain = Chain(
-        forward_ns=(1000,) * stages,
-        backward_ns=(2000,) * stages,
-        forward_workspace_bytes=(0,) * stages,
-        backward_workspace_bytes=(0,) * stages,
-        tape_bytes=(30,) * stages,
-        activation_bytes=(10,) * (stages + 1),
-        gradient_bytes=(10,) * (stages + 1),
-    )
+    chain = even_chain(6, 10)
     join = Join(lengths=(4, 5), forward_ns=10, backward_ns=10, turn_ns=1, slots=20)
     tab = visit.tab
     for subject, budget, step in ((chain, "60%", "F_"), (join, "70%", "of branch")):
