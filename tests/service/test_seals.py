@@ -35,7 +35,7 @@ def test_sqlite_is_sealed_only_by_a_key_from_elsewhere(tmp_path: Path, monkeypat
         assert not list(tmp_path.glob("*key*"))
         assert own.rows("SELECT count(seal) FROM requests") == [(0,)]
         assert own.rows("SELECT count(*) FROM seal_keys") == [(0,)]
-    with serving(tmp_path, workers=1, **_SEALED) as own:
+    with serving(tmp_path, workers=1, seal_key=OTHER) as own:
         assert own.get(first["id"], 0)[0] == 410  # written without a seal
         second = own.post(problem, time_limit_s=5)[1]
     for arguments in (["serve", "--port", "0"], ["solves", "cancel", "none"]):
@@ -78,8 +78,7 @@ def answered(tmp_path: Path) -> tuple[Problem, dict[str, Any], str]:
     return problem, first, own.database_url
 
 
-OTHER = {"REMAT_SEAL_KEY": "k" * 40}
-_SEALED = {"seal_key": "k" * 40}
+OTHER = "k" * 40
 
 
 def _rows(folder: Path) -> dict[str, int]:
@@ -92,7 +91,7 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
     """Neither a server nor a command goes on with it; one sentence says why."""
     _, _, url = answered
     before = _rows(tmp_path)
-    given = {"database_url": url, "seal_key": OTHER["REMAT_SEAL_KEY"]}
+    given = {"database_url": url, "seal_key": OTHER}
     commands = [
         ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
         ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
@@ -110,10 +109,10 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
     reading, so that with the old key found again all is there.
     """
     problem, first, url = answered
-    done = command(url, "store", "adopt-key", **OTHER)
+    done = command(url, "store", "adopt-key", REMAT_SEAL_KEY=OTHER)
     assert done.exit_code == 0, done.output
     before = _rows(tmp_path)
-    with serving(tmp_path, workers=1, seal_key=OTHER["REMAT_SEAL_KEY"]) as own:
+    with serving(tmp_path, workers=1, seal_key=OTHER) as own:
         for _ in range(2):
             assert own.get(first["id"], 0)[0] == 410
             lookup = {"device": "d", "signatures": ["matmul"]}
@@ -124,10 +123,10 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
         assert again["cost_ns"] == first["cost_ns"]
         assert verify_answer(problem, Answer.from_json(again)).bound_ns == again["bound_ns"]
     assert {**_rows(tmp_path), "requests": before["requests"]} == before
-    shown = command(url, "audit", **OTHER)
+    shown = command(url, "audit", REMAT_SEAL_KEY=OTHER)
     assert "requests dropped 1  profiles dropped 1" in shown.stdout
     assert "nothing was changed" in shown.stderr
-    both = f"{OTHER['REMAT_SEAL_KEY']},{os.environ['REMAT_SEAL_KEY']}"
+    both = f"{OTHER},{os.environ['REMAT_SEAL_KEY']}"
     with serving(tmp_path, workers=1, seal_key=both) as own:
         assert own.get(first["id"], 0) == (200, first)
         assert own.get(again["id"], 0) == (200, again)
