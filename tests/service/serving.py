@@ -359,3 +359,10 @@ def long_solve(service: Service, seed: int, seconds: float = 90) -> tuple[Proble
     _, posted = service.post(problem, wait=0, method="staged", time_limit_s=seconds, max_gap=0, start=greedy["id"])
     posted = eventually(lambda: (found := service.get(posted["id"], 0)[1])["cost_ns"] and found, 40)
     return problem, posted
+
+
+def given_up(service: Service, problem: Problem, posted: dict[str, Any]) -> None:
+    """Cancel a solve: it ends with a plan that is no worse than what it had told before."""
+    reply = service.http.post(f"/v1/solves/{posted['id']}/cancel")
+    assert reply.status_code == 200, reply.text
+    assert checked(problem, reply.json()).cost_ns <= posted["cost_ns"]

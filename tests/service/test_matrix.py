@@ -33,6 +33,7 @@ from service.serving import (
     at_peak,
     checked,
     eventually,
+    given_up,
     hard_graph,
     long_solve,
     posed,
@@ -155,7 +156,7 @@ def test_database_restarted(deployed: Deployment) -> None:
         status, data = server.post(_quick(20 + i), wait=0, time_limit_s=5)
         assert status in (200, 202), data
         posted[data["id"]] = _quick(20 + i)
-    assert checked(problem, _cancel(server, long)).cost_ns <= long["cost_ns"]
+    given_up(server, problem, long)
     all_answered(server, posted, 300)
 
 
