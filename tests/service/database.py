@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from remat_service.context import Context
+from remat_service.identity import Caller
 from remat_service.settings import Settings
 from remat_service.storage.database import migrate
 
@@ -74,3 +75,10 @@ def _answers(url: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
+
+
+def request_row(context: Context, caller: Caller, **more: Any) -> dict[str, Any]:
+    """A row of `requests` about a graph that is not there."""
+    plain = dict.fromkeys(("graph_key", "digest"), "") | dict.fromkeys(("fixed_bytes", "max_gap", "priority"), 0)
+    named = {"tenant_id": caller.tenant_id, "method": "auto", "method_key": "auto", "budget_bytes": 1}
+    return plain | named | {"time_limit_s": 1.0, "created_at": context.clock.now(), **more}

@@ -19,14 +19,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from sqlalchemy import event
 
-from remat_service.clock import SYSTEM
 from remat_service.identity import Caller
 from remat_service.requests.completion import look
 from remat_service.storage.tables import requests
 from remat_service.telemetry import Metrics
 from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
-from service.database import process
+from service.database import process, request_row
 from service.serving import Listener, Service, at_peak, eventually, open_problem, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
@@ -149,7 +148,9 @@ async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Pat
     async with process(f"sqlite:///{tmp_path}/s.sqlite") as context:
         async with context.database.write() as connection:
             caller = await default_caller(connection)
-            await connection.execute(requests.insert().values(_waiting(caller)))
+            waiting = {"id": "a" * 32, "cache": "miss", "ended": False, "epoch": caller.epoch}
+            answer = {"cost_ns": None, "bound_ns": None, "restricted_to": []}
+            await connection.execute(requests.insert().values(request_row(context, caller, **waiting, answer=answer)))
         asked: list[str] = []
         event.listen(
             context.database.engine.sync_engine, "before_cursor_execute", lambda *given: asked.append(given[2])
@@ -179,27 +180,6 @@ async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Pat
                 await connection.execute(requests.update().values(ended=True))
             await look(context, seen)
         assert len(ends) == 40
-
-
-def _waiting(caller: Caller) -> dict[str, Any]:
-    return {
-        "id": "a" * 32,
-        "tenant_id": caller.tenant_id,
-        "graph_key": "",
-        "digest": "",
-        "budget_bytes": 1,
-        "fixed_bytes": 0,
-        "method": "auto",
-        "method_key": "auto",
-        "time_limit_s": 1.0,
-        "max_gap": 0.0,
-        "priority": 0,
-        "cache": "miss",
-        "answer": {"cost_ns": None, "bound_ns": None, "restricted_to": []},
-        "ended": False,
-        "epoch": caller.epoch,
-        "created_at": SYSTEM.now(),
-    }
 
 
 def _metrics_of(expression: str) -> set[str]:

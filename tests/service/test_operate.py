@@ -15,7 +15,7 @@ from remat_service.context import Context
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
-from service.database import process
+from service.database import process, request_row
 from service.serving import Service, at_peak, eventually, open_problem, served, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -207,11 +207,7 @@ async def _hits(context: Context, count: int, days: float) -> None:
     async with context.database.write() as connection:
         caller = await default_caller(connection)
         moment = context.clock.now() - timedelta(days=days)
-        row = {
-            "tenant_id": caller.tenant_id, "graph_key": "", "digest": "", "budget_bytes": 1, "fixed_bytes": 0,
-            "method": "auto", "method_key": "auto", "time_limit_s": 1.0, "max_gap": 0.0, "priority": 0, "cache": "hit",
-            "ended": True, "created_at": moment, "ended_at": moment,
-        }  # fmt: skip
+        row = request_row(context, caller, cache="hit", ended=True, created_at=moment, ended_at=moment)
         rows = [row | {"id": context.clock.new_id()} for _ in range(count)]
         await connection.execute(requests.insert(), rows)
 
