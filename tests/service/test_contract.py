@@ -1,10 +1,15 @@
-"""`openapi.yaml` is what the application says of itself."""
+"""`openapi.yaml` is what the application says of itself, what it does, and all that a generated client needs."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +22,12 @@ from remat_service.telemetry import Metrics
 from remat_service.web.app import as_yaml, create_app
 from service.before import text_before
 from service.compatible import breaks
+from service.database import postgres
+from service.serving import Service, Worker, serving
+from service.test_tenants import cli
 
-COMMITTED = Path(__file__).parents[2] / "openapi.yaml"
+HERE = Path(__file__).parent
+COMMITTED = HERE.parents[1] / "openapi.yaml"
 
 
 def test_openapi_is_committed() -> None:
@@ -122,3 +131,70 @@ def test_settings_are_all_listed() -> None:
     text = (COMMITTED.parent / "docs" / "service.md").read_text()
     rows = re.findall(r"^\| `(REMAT_\w+)` \| [^|]+ \| (.+) \|$", text, re.MULTILINE)
     assert rows == [(f"REMAT_{name.upper()}", field.description) for name, field in Settings.model_fields.items()]
+
+
+@pytest.fixture(scope="module", params=["embedded", pytest.param("cluster", marks=pytest.mark.slow)])
+def brief(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose solves are short: alone on SQLite, and with a worker on PostgreSQL."""
+    folder = tmp_path_factory.mktemp("brief")
+    with ExitStack() as stack:
+        more: dict[str, str] = {}
+        if request.param == "cluster":
+            more["database_url"] = stack.enter_context(postgres())
+        running = stack.enter_context(serving(folder, dispatcher=request.param, workers=1, most_time_limit_s=1, **more))
+        if more:
+            stack.callback(Worker(folder, more["database_url"], most_time_limit_s=1).stop)
+        yield running
+
+
+def _fuzz(service: Service, *arguments: str) -> None:
+    program, config = Path(sys.executable).with_name("schemathesis"), HERE / "schemathesis.toml"
+    common = ("--checks=all", "--seed=1", "--generation-database=none")
+    done = subprocess.run(
+        [program, "--config-file", config, "run", f"{service.url}/openapi.json", *common, *arguments],
+        capture_output=True, text=True, timeout=900, check=False, cwd=service.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.thorough
+def test_examples(brief: Service) -> None:
+    """Every example of the document is accepted and answered as described, with all checks of schemathesis."""
+    _fuzz(brief, "--phases=examples")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_everything(brief: Service) -> None:
+    """Boundary values, random bodies, and sequences of calls."""
+    _fuzz(brief, "--max-examples=40")
+
+
+@pytest.mark.slow
+def test_a_generated_client_compiles_and_works(tmp_path: Path) -> None:
+    """In TypeScript: it asks, waits, polls, lists, sweeps and reads a refusal; a wrong field does not compile."""
+    build = tmp_path / "build"
+    shutil.copytree(HERE / "typescript", build)
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=build, capture_output=True, text=True, timeout=240, check=False)
+
+    installed = run("npm", "install", "--silent", "--no-audit", "--no-fund")
+    assert installed.returncode == 0, installed.stderr
+    # fields with a default may be left out of a request
+    made = run("npx", "openapi-typescript", "--default-non-nullable=false", str(COMMITTED), "-o", "api.d.ts")
+    assert made.returncode == 0, made.stderr
+    compiled = run("npx", "tsc", "-p", ".")
+    assert compiled.returncode == 0, compiled.stdout
+    with serving(tmp_path / "service", workers=1, require_keys="true") as own:
+        said = run("node", "out/client.js", own.url, cli(own, "keys", "create", "page", "--new-tenant"))
+    assert said.returncode == 0, said.stderr
+    found = {line["what"]: line["value"] for line in map(json.loads, said.stdout.splitlines())}
+    assert found["status"] == "optimal"
+    assert found["cost_ns"] == found["polled"] == 640
+    assert found["listed"] == 1
+    assert found["refused"] == [422, "/problem/graph/keep/0"]
+
+    source = build / "client.ts"
+    source.write_text(source.read_text().replace("budget_bytes: 1300", "budget: 1300"))
+    assert "budget" in run("npx", "tsc", "-p", ".").stdout
