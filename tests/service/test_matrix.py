@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import select
 
 from remat_ir import Problem
-from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
-from remat_service.settings import Settings
 from remat_service.solving.run import execute
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
@@ -195,9 +192,3 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
             async with context.database.read() as connection:
                 assert len((await connection.execute(select(plans.c.id))).all()) == 1
                 assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
-
-
-def test_a_cluster_needs_postgresql(tmp_path: Path) -> None:
-    """The fourth combination is refused with a sentence."""
-    with pytest.raises(ValueError, match="needs a postgresql"):
-        Context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))
