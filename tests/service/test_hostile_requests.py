@@ -153,8 +153,13 @@ async def test_what_would_take_much_is_refused_before_it_is_built(text: bytes, s
 def test_the_key_is_looked_at_before_the_body(strict: Service) -> None:
     """Without a key, or on no route: refused while the body has not even been sent."""
     for path, status in (("/v1/solves", 401), ("/v1/sweeps", 401), ("/v1/profiles", 401), ("/nope", 404)):
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n"
-        assert _answer(strict, head.encode() + b"\r\n{").startswith(b"HTTP/1.1 %d " % status)
+        assert _answer(strict, _post(path, 9999) + b"{").startswith(b"HTTP/1.1 %d " % status)
+
+
+def _post(path: str, length: int, *more: str) -> bytes:
+    """The head of a POST of so many bytes."""
+    lines = f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"
+    return "\r\n".join([*lines, *more, "", ""]).encode()
 
 
 def _answer(service: Service, data: bytes, seconds: float = 5.0) -> bytes:
@@ -169,10 +174,9 @@ def test_slow_heads_and_bodies_are_ended(strict: Service, known: Tenant) -> None
     key = known.http.headers["authorization"]
     assert 5 < _drip(strict, b"GET /livez HTTP/1.1\r\n", 200) < 200
     # answered at once, and the body goes on coming
-    assert 5 < _drip(strict, b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", 400) < 400
-    head = f"POST /v1/solves HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
-    head += "Content-Type: application/json\r\nContent-Length: 9999\r\n\r\n{"
-    assert _answer(strict, head.encode(), 10).startswith(b"HTTP/1.1 408 ")
+    assert 5 < _drip(strict, _post("/nope", 9999), 400) < 400
+    head = _post("/v1/solves", 9999, f"Authorization: {key}")
+    assert _answer(strict, head + b"{", 10).startswith(b"HTTP/1.1 408 ")
 
 
 def _drip(service: Service, head: bytes, most: int) -> int:
@@ -220,8 +224,7 @@ def test_memory_for_bodies_is_one_budget(tmp_path: Path) -> None:
         links = []
         for _ in range(3):
             link = socket.create_connection(("127.0.0.1", own.port), timeout=5)
-            head = b"POST /v1/solves HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            link.sendall(head + b"Content-Length: 900000\r\n\r\n" + b" " * 150_000)
+            link.sendall(_post("/v1/solves", 900_000) + b" " * 150_000)
             links.append(link)
         time.sleep(0.5)
         plain = {"Content-Type": "application/json"}
