@@ -17,10 +17,15 @@ from benchmarks.harness.postgres import PrivatePostgres
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
+from remat_ir import Problem
 from remat_service.context import Context
 from remat_service.identity import Caller
+from remat_service.requests.parse import Ask
+from remat_service.requests.read import find_request
+from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.storage.database import migrate
+from remat_service.tenants.keys import default_caller
 
 DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
 
@@ -75,6 +80,19 @@ def _answers(url: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
+
+
+async def default_tenant(context: Context) -> Caller:
+    """Who asks where no keys are required."""
+    async with context.database.write() as connection:
+        return await default_caller(connection)
+
+
+async def queued(context: Context, caller: Caller, problem: Problem, **more: Any) -> str:
+    """The id of a solve that waits, written as a server writes it; its method takes no time."""
+    ask = Ask(problem, time_limit_s=5, method="checkpoint-all", **more)
+    request_id = await Submission(context, caller, ask).submit()
+    return str((await find_request(context, caller, request_id)).solve_id)
 
 
 def request_row(context: Context, caller: Caller, **more: Any) -> dict[str, Any]:

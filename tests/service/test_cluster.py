@@ -24,8 +24,7 @@ from remat_service.context import Context
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.solving.cluster import Fleet
-from remat_service.tenants.keys import default_caller
-from service.database import PrivatePostgres, fresh_database, postgres, process
+from service.database import PrivatePostgres, default_tenant, fresh_database, postgres, process
 from service.serving import (
     SHORT,
     Machines,
@@ -140,8 +139,7 @@ async def _held_open(url: str, seconds: float, problem: Problem) -> str:
             return found
 
         context.queue.put = slow
-        async with context.database.write() as connection:
-            caller = await default_caller(connection)
+        caller = await default_tenant(context)
         return await Submission(context, caller, Ask(problem, time_limit_s=5, method="checkpoint-all")).submit()
 
 
@@ -365,8 +363,7 @@ def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
 async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
     """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
     async with _in_cluster(url) as context:
-        async with context.database.write() as connection:
-            caller = await default_caller(connection)
+        caller = await default_tenant(context)
         await Submission(context, caller, Ask(small(0), time_limit_s=5)).submit()
         _ask(url, "DELETE FROM procrastinate_jobs")
         with psycopg.connect(url) as other:

@@ -15,13 +15,9 @@ import pytest
 from sqlalchemy import select
 
 from remat_ir import Problem
-from remat_service.requests.parse import Ask
-from remat_service.requests.read import find_request
-from remat_service.requests.submit import Submission
 from remat_service.solving.run import execute
 from remat_service.storage.tables import plans, solves
-from remat_service.tenants.keys import default_caller
-from service.database import PrivatePostgres, fresh_database, process
+from service.database import PrivatePostgres, default_tenant, fresh_database, process, queued
 from service.serving import (
     SHORT,
     Service,
@@ -179,11 +175,7 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
         if "postgresql" in deployed.url:
             url = stack.enter_context(fresh_database(deployed.url))
         async with process(url, dispatcher=deployed.dispatcher) as context:
-            async with context.database.write() as connection:
-                caller = await default_caller(connection)
-            ask = Ask(_quick(40), time_limit_s=5, method="checkpoint-all")
-            request_id = await Submission(context, caller, ask).submit()
-            solve_id = (await find_request(context, caller, request_id)).solve_id
+            solve_id = await queued(context, await default_tenant(context), _quick(40))
             claim = context.queue.claim
             (claimed,) = [one for one in await asyncio.gather(claim(context.name), claim(context.name)) if one]
             assert claimed.id == solve_id

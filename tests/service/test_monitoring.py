@@ -23,9 +23,8 @@ from remat_service.identity import Caller
 from remat_service.requests.completion import look
 from remat_service.storage.tables import requests
 from remat_service.telemetry import Metrics
-from remat_service.tenants.keys import default_caller
 from remat_service.web.routes.solves import event_stream
-from service.database import process, request_row
+from service.database import default_tenant, process, request_row
 from service.serving import Listener, Service, at_peak, eventually, open_problem, serving, training_graph
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
@@ -146,8 +145,8 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
 async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
     """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
     async with process(f"sqlite:///{tmp_path}/s.sqlite") as context:
+        caller = await default_tenant(context)
         async with context.database.write() as connection:
-            caller = await default_caller(connection)
             waiting = {"id": "a" * 32, "cache": "miss", "ended": False, "epoch": caller.epoch}
             answer = {"cost_ns": None, "bound_ns": None, "restricted_to": []}
             await connection.execute(requests.insert().values(request_row(context, caller, **waiting, answer=answer)))

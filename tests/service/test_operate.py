@@ -14,8 +14,7 @@ from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import Context
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
 from remat_service.storage.tables import requests
-from remat_service.tenants.keys import default_caller
-from service.database import process, request_row
+from service.database import default_tenant, process, request_row
 from service.serving import Service, at_peak, eventually, open_problem, served, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -204,11 +203,10 @@ def test_head_and_wrong_methods(locked: Service, chief: Tenant) -> None:
 
 
 async def _hits(context: Context, count: int, days: float) -> None:
+    caller, moment = await default_tenant(context), context.clock.now() - timedelta(days=days)
+    row = request_row(context, caller, cache="hit", ended=True, created_at=moment, ended_at=moment)
+    rows = [row | {"id": context.clock.new_id()} for _ in range(count)]
     async with context.database.write() as connection:
-        caller = await default_caller(connection)
-        moment = context.clock.now() - timedelta(days=days)
-        row = request_row(context, caller, cache="hit", ended=True, created_at=moment, ended_at=moment)
-        rows = [row | {"id": context.clock.new_id()} for _ in range(count)]
         await connection.execute(requests.insert(), rows)
 
 

@@ -16,13 +16,12 @@ from remat_service.context import Context
 from remat_service.errors import RateLimited, Unavailable
 from remat_service.identity import Caller
 from remat_service.requests.parse import Ask
-from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.solving.record import Outcome, SolveRecord, read_claim
 from remat_service.storage.queue import Claimed, LostClaim
 from remat_service.storage.tables import events, solves, tenants
-from remat_service.tenants.keys import add_tenant, caller_of, default_caller
-from service.database import process
+from remat_service.tenants.keys import add_tenant, caller_of
+from service.database import default_tenant, process, queued
 from service.serving import at_peak, eventually, open_problem, serving, small, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -39,21 +38,12 @@ async def _tenant(context: Context, name: str, weight: float = 1.0) -> Caller:
         return await caller_of(connection, await add_tenant(connection, name, weight=weight))
 
 
-async def _ask(context: Context, caller: Caller, i: int, priority: int = 0) -> str:
-    """A solve of a tenant, written as a server writes it."""
-    ask = Ask(small(i), time_limit_s=5, method="checkpoint-all", priority=priority)
-    request_id = await Submission(context, caller, ask).submit()
-    return str((await find_request(context, caller, request_id)).solve_id)
-
-
-async def _queued(context: Context, count: int, tenant: str = "default") -> list[str]:
+async def _several(context: Context, count: int, tenant: str = "default") -> list[str]:
     """Solves of a tenant, which may be a new one."""
-    async with context.database.write() as connection:
-        caller = await default_caller(connection)
+    async with context.database.read() as connection:
         there = int(await connection.scalar(select(func.count()).select_from(solves)) or 0)
-    if tenant != "default":
-        caller = await _tenant(context, tenant)
-    return [await _ask(context, caller, there + i) for i in range(count)]
+    caller = await (default_tenant(context) if tenant == "default" else _tenant(context, tenant))
+    return [await queued(context, caller, small(there + i)) for i in range(count)]
 
 
 async def _due(context: Context) -> str | None:
@@ -81,7 +71,7 @@ async def _state(context: Context, solve_id: str) -> str:
 
 async def test_a_solve_is_claimed_once(context: Context) -> None:
     """Of ten claims at once of three solves, three get one each, the oldest first; the others get none."""
-    ids = await _queued(context, 3)
+    ids = await _several(context, 3)
     found = [one for one in await asyncio.gather(*(context.queue.claim(f"w{i}") for i in range(10))) if one]
     assert sorted(one.id for one in found) == sorted(ids)
     assert {one.attempt for one in found} == {1}
@@ -90,8 +80,7 @@ async def test_a_solve_is_claimed_once(context: Context) -> None:
 
 async def test_the_same_solve_waits_once(context: Context) -> None:
     """Ten of the same problem at once are one row, whoever comes first."""
-    async with context.database.write() as connection:
-        caller = await default_caller(connection)
+    caller = await default_tenant(context)
     ask = Ask(small(0), time_limit_s=5, method="checkpoint-all")
     await asyncio.gather(*(Submission(context, caller, ask).submit() for _ in range(10)))
     async with context.database.read() as connection:
@@ -100,7 +89,7 @@ async def test_the_same_solve_waits_once(context: Context) -> None:
 
 async def test_a_row_that_is_locked_is_waited_for_where_there_is_no_other(context: Context) -> None:
     """A joiner holds the only solve for a moment: the claim comes behind it, and is not lost."""
-    (solve_id,) = await _queued(context, 1)
+    (solve_id,) = await _several(context, 1)
     async with context.database.write() as connection:
         await connection.execute(select(solves.c.id).where(solves.c.id == solve_id).with_for_update())
         claim = asyncio.create_task(context.queue.claim("worker"))
@@ -111,7 +100,7 @@ async def test_a_row_that_is_locked_is_waited_for_where_there_is_no_other(contex
 
 async def test_who_lost_the_claim_writes_nothing(context: Context) -> None:
     """A worker that was thought dead comes back: its signs of life and its findings are refused."""
-    await _queued(context, 1)
+    await _several(context, 1)
     old = await _claimed(context, "old")
     await context.queue.beat(old, 1.0)
     await _silent(context, 2.0)
@@ -138,7 +127,7 @@ async def test_who_lost_the_claim_writes_nothing(context: Context) -> None:
 
 async def test_a_lease_goes_by_the_clock_of_the_database(context: Context) -> None:
     """A worker whose own clock is an hour slow is not taken for dead."""
-    await _queued(context, 1)
+    await _several(context, 1)
     claimed = await _claimed(context)
     slow = type("Slow", (type(context.clock),), {"now": lambda self: context.clock.now() - timedelta(hours=1)})()
     context.database.machine, context.database.clock = context.clock, slow
@@ -148,7 +137,7 @@ async def test_a_lease_goes_by_the_clock_of_the_database(context: Context) -> No
 
 async def test_spent_seconds_never_go_back(context: Context) -> None:
     """A sign of life that was on its way while more was written changes only the lease."""
-    await _queued(context, 1)
+    await _several(context, 1)
     claimed = await _claimed(context)
     await context.queue.beat(claimed, 5.0)
     await context.queue.beat(claimed, 4.0)
@@ -158,8 +147,8 @@ async def test_spent_seconds_never_go_back(context: Context) -> None:
 
 async def test_a_tenant_at_its_limit_waits_and_the_next_one_runs(context: Context) -> None:
     """Claims at once never take more than its quota; the end of one makes way for the next."""
-    first = await _queued(context, 3)
-    others = await _queued(context, 1, "others")
+    first = await _several(context, 3)
+    others = await _several(context, 1, "others")
     async with context.database.write() as connection:
         await connection.execute(update(tenants).where(tenants.c.name == "default").values(most_running=1))
     found = [one for one in await asyncio.gather(*(context.queue.claim(f"w{i}") for i in range(6))) if one]
@@ -172,8 +161,8 @@ async def test_a_tenant_at_its_limit_waits_and_the_next_one_runs(context: Contex
 
 async def test_weights_and_priorities_that_change_while_solves_wait_count(context: Context) -> None:
     """What is due is decided at the claim: by the weights and the priorities of that moment."""
-    red = await _queued(context, 4, "red")
-    blue = await _queued(context, 4, "blue")
+    red = await _several(context, 4, "red")
+    blue = await _several(context, 4, "blue")
     async with context.database.write() as connection:
         await connection.execute(update(tenants).where(tenants.c.name == "blue").values(weight=3.0))
         await connection.execute(update(solves).where(solves.c.id == red[3]).values(priority=1))
@@ -190,7 +179,7 @@ async def test_what_is_carried_comes_and_goes_with_its_transaction(context: Cont
         told.append(count)
 
     context.queue.carry = carry
-    await _queued(context, 2)
+    await _several(context, 2)
     assert told == [1, 1]
     async with context.database.write() as connection:
         await connection.execute(update(tenants).values(most_running=1))
@@ -220,7 +209,7 @@ async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(context: Conte
             points = (await connection.execute(select(events.c.bound_ns).order_by(events.c.seq))).scalars()
             return int(await connection.scalar(select(solves.c.bound_ns)) or 0), list(points)
 
-    await _queued(context, 1)
+    await _several(context, 1)
     async with context.database.write() as connection:
         await connection.execute(update(solves).values(queued_at=context.clock.now() - timedelta(hours=1)))
     old = await read_claim(context, await _claimed(context))
@@ -242,8 +231,8 @@ async def test_quotas_are_exact_between_servers(url: str) -> None:
     async with AsyncExitStack() as stack:
         count = 2 if "postgresql" in url else 1
         servers = [await stack.enter_async_context(process(url)) for _ in range(count)]
+        caller = await default_tenant(servers[0])
         async with servers[0].database.write() as connection:
-            caller = await default_caller(connection)
             await connection.execute(update(tenants).values(most_queued=3))
         asks = [Ask(Problem(training_graph(5, cost=2000 + i), 10**9), time_limit_s=5) for i in range(12)]
         taken = await asyncio.gather(
@@ -261,9 +250,9 @@ async def test_quotas_are_exact_between_servers(url: str) -> None:
 async def test_priority_orders_a_tenants_own_solves_alone(context: Context) -> None:
     """A tenant's urgent solves: the most urgent of them first, and never before another tenant's turn."""
     red, blue = await _tenant(context, "red"), await _tenant(context, "blue")
-    usual = await _ask(context, red, 1000)
-    urgent = await _ask(context, red, 1001, priority=100)
-    theirs = await _ask(context, blue, 1002, priority=-100)
+    usual = await queued(context, red, small(1000))
+    urgent = await queued(context, red, small(1001), priority=100)
+    theirs = await queued(context, blue, small(1002), priority=-100)
     assert await _due(context) == urgent  # of the two tenants the one that waits longer
     assert await _due(context) == theirs
     assert await _due(context) == usual
@@ -277,7 +266,7 @@ async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) ->
     names, served = {}, []
     for i, (name, caller) in enumerate(callers.items()):
         for j in range(2):
-            names[await _ask(context, caller, 1000 + 10 * i + j, priority=100 * (name == "red"))] = name
+            names[await queued(context, caller, small(1000 + 10 * i + j), priority=100 * (name == "red"))] = name
     for i in range(9):
         due = await _due(context)
         name = names[due]
@@ -285,7 +274,7 @@ async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) ->
         async with context.database.write() as connection:
             await connection.execute(update(solves).where(solves.c.id == due).values(state="ended"))
         context.queue.turns.spend(callers[name].tenant_id, 5.0)
-        names[await _ask(context, callers[name], 2000 + i, priority=100 * (name == "red"))] = name
+        names[await queued(context, callers[name], small(2000 + i), priority=100 * (name == "red"))] = name
     assert (served.count("red"), served.count("blue")) == (3, 6)
 
 
@@ -294,16 +283,16 @@ async def test_a_full_queue_refuses_those_who_filled_it(url: str) -> None:
     async with process(url, most_queued=4) as context:
         red, blue = await _tenant(context, "red"), await _tenant(context, "blue")
         for i in range(4):
-            await _ask(context, red, i)
+            await queued(context, red, small(i))
         with pytest.raises(Unavailable, match="the queue is full"):
-            await _ask(context, red, 4)
-        await _ask(context, blue, 5)
-        await _ask(context, blue, 6)
+            await queued(context, red, small(4))
+        await queued(context, blue, small(5))
+        await queued(context, blue, small(6))
         with pytest.raises(Unavailable, match="the queue is full"):
-            await _ask(context, blue, 7)
+            await queued(context, blue, small(7))
         async with context.database.write() as connection:
             await connection.execute(update(tenants).where(tenants.c.name == "red").values(disabled=True))
-        await _ask(context, blue, 7)
+        await queued(context, blue, small(7))
 
 
 @pytest.mark.thorough

@@ -17,8 +17,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.storage.tables import requests
-from remat_service.tenants.keys import default_caller
-from service.database import process
+from service.database import default_tenant, process
 from service.serving import Service, at_peak, checked, eventually, hard_graph, served, serving, training_graph
 
 own = served(workers=1)
@@ -177,8 +176,7 @@ def test_lru_is_bounded() -> None:
 async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str, Any]]]:
     """A context of its own, a caller, and a row of a request with an idempotency key that is in its database."""
     async with process(f"sqlite:///{tmp_path}/rows.sqlite") as context:
-        async with context.database.write() as connection:
-            caller = await default_caller(connection)
+        caller = await default_tenant(context)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
         request_id = await Submission(context, caller, ask, Retry("same key", "0" * 64)).submit()
         found = dict((await find_request(context, caller, request_id))._mapping)
