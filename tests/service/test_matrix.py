@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import Iterator
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from remat_ir import Problem
-from remat_service.solving.run import execute
-from remat_service.storage.tables import plans, solves
-from service.database import PrivatePostgres, default_tenant, fresh_database, process, queued
+from service.database import PrivatePostgres, fresh_database
 from service.serving import (
     SHORT,
     Service,
@@ -165,22 +161,3 @@ def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
     caches = [data["cache"] for _, data in replies]
     assert caches.count("miss") == 1
     assert set(caches) <= {"miss", "joined", "hit"}
-
-
-@pytest.mark.thorough
-async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: Path) -> None:
-    """Two claims of one solve at once: one gets it, one plan is stored."""
-    with ExitStack() as stack:
-        url = f"sqlite:///{tmp_path}/twice.sqlite"
-        if "postgresql" in deployed.url:
-            url = stack.enter_context(fresh_database(deployed.url))
-        async with process(url, dispatcher=deployed.dispatcher) as context:
-            solve_id = await queued(context, await default_tenant(context), _quick(40))
-            claim = context.queue.claim
-            (claimed,) = [one for one in await asyncio.gather(claim(context.name), claim(context.name)) if one]
-            assert claimed.id == solve_id
-            await execute(context, claimed)
-            assert await claim(context.name) is None
-            async with context.database.read() as connection:
-                assert len((await connection.execute(select(plans.c.id))).all()) == 1
-                assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
