@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psycopg
 import pytest
 
@@ -339,18 +340,35 @@ def test_lines_of_a_workers_log_say_whose_they_are(tmp_path: Path, url: str, mac
 
 
 @pytest.mark.slow
-def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
-    """The database away for some rounds of every loop: neither server nor worker logs a traceback, or a line twice."""
+def test_an_outage_is_told_and_is_two_lines_a_loop(tmp_path: Path) -> None:
+    """The database away for some rounds of every loop: server and worker tell probes and callers, and go on by
+    themselves. Neither logs a traceback, or a line twice; SIGTERM ends the worker within its limit.
+    """
+    problem, away = at_peak(training_graph(6)), "the database does not answer"
     with PrivatePostgres() as private, fresh_database(private.url) as url:
         with serving(tmp_path / "server", database_url=url, dispatcher="cluster", **SHORT) as server:
-            worker = Worker(tmp_path / "worker", url, **SHORT)
+            port = server.port + 1
+            worker = Worker(tmp_path / "worker", url, "--metrics-port", str(port), drain_s=2, **SHORT)
+            answer = server.post(small(0), time_limit_s=5)[1]
+            probe = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False)
+            shown = ("remat_solve_seconds_count", "remat_queue_wait_seconds_count 1.0")
+            eventually(lambda: all(name in probe.get("/metrics").text for name in shown))
+            assert (probe.get("/readyz").status_code, probe.get("/readyz").text) == (200, "ready")
             private.stop()
+            eventually(lambda: away in server.http.get("/readyz").text, 10)
+            eventually(lambda: probe.get("/readyz").text == away, 20)
+            assert [each.get("/readyz").status_code for each in (server.http, probe)] == [503, 503]
+            assert probe.get("/metrics").status_code == 200
+            reply = server.http.get(f"/v1/solves/{answer['id']}")
+            assert (reply.status_code, reply.json()["detail"]) == (503, away)
+            assert int(reply.headers["Retry-After"]) > 0
             time.sleep(16)
             private.start()
-            problem = at_peak(training_graph(5))
-            eventually(lambda: server.http.get("/readyz").status_code == 200, 30)
+            for each in (server.http, probe):
+                eventually(lambda each=each: each.get("/readyz").status_code == 200, 30)
+            assert server.get(answer["id"], 0) == (200, answer)
             checked(problem, server.post(problem, time_limit_s=5)[1])
-            worker.stop()
+            assert worker.stop() == 0
         for log in (tmp_path / "server" / "service.log", tmp_path / "worker" / "worker.log"):
             text = log.read_text()
             assert "Traceback" not in text, text[:5000]
