@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import promql_parser
 import pytest
 import yaml
@@ -25,9 +26,22 @@ from remat_service.storage.tables import requests
 from remat_service.telemetry import Metrics
 from remat_service.web.routes.solves import event_stream
 from service.database import default_tenant, process, request_row
-from service.serving import Listener, Service, at_peak, eventually, open_problem, serving, training_graph
+from service.serving import (
+    Listener,
+    Service,
+    at_peak,
+    eventually,
+    hard_graph,
+    open_problem,
+    posed,
+    serving,
+    training_graph,
+)
+from service.test_tenants import cli
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
+(_GROUP,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+RULES = {rule["alert"]: rule for rule in _GROUP["rules"]}
 
 
 def test_metrics_name_the_route(service: Service) -> None:
@@ -198,10 +212,9 @@ def test_alerts_are_rules_over_metrics_that_exist() -> None:
     """Each has an expression in Prometheus' grammar, a severity, and a sentence."""
     with pytest.raises(ValueError):
         promql_parser.parse("rate(remat_queue_depth[5m]")
-    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
-    assert len(group["rules"]) >= 5
-    for rule in group["rules"]:
-        assert _metrics_of(rule["expr"]) <= _known(), rule["alert"]
+    assert len(RULES) >= 5
+    for alert, rule in RULES.items():
+        assert _metrics_of(rule["expr"]) <= _known(), alert
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"].endswith(".")
 
@@ -263,8 +276,7 @@ def _answers(result: str, quick: int) -> dict[str, str]:
 )
 def test_alerts_fire_where_they_should(alert: str, series: dict[str, str], fires: bool, tmp_path: Path) -> None:
     """By promtool: five solves that wait for three hours while nothing runs; one answer in fifty that comes late."""
-    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
-    rule = next(each for each in group["rules"] if each["alert"] == alert)
+    rule = RULES[alert]
     expected = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
     test = {
         "rule_files": [str(MONITORING / "alerts.yaml")],
@@ -283,3 +295,84 @@ def test_alerts_fire_where_they_should(alert: str, series: dict[str, str], fires
     path.write_text(yaml.safe_dump(test))
     done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_its_line() -> None:
+    """Under "When something is wrong", and no line names an alert that there is not."""
+    page = (MONITORING.parents[1] / "docs" / "runbook.md").read_text()
+    section = page.split("## When something is wrong")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(Remat[A-Za-z]+)`", section)) == RULES.keys()
+
+
+def _samples(service: Service, expression: str) -> float:
+    """The sum of the samples that an alert's selectors find in the service's metrics now."""
+    rows = service.http.get("/metrics").text.splitlines()
+    found = 0.0
+    for name, labels in re.findall(r"\b(remat_\w+)(?:\{([^}]*)\})?", expression):
+        wanted = re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', labels)
+        for row in rows:
+            metric, _, value = row.rpartition(" ")
+            given = dict(re.findall(r'(\w+)="([^"]*)"', metric))
+            matched = {"=": str.__eq__, "!=": str.__ne__, "=~": lambda has, form: re.fullmatch(form, has) is not None}
+            if metric.partition("{")[0] == name and all(matched[by](given[key], form) for key, by, form in wanted):
+                found += float(value)
+    return found
+
+
+@pytest.mark.thorough
+def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
+    """Each is provoked on a running service, and its expression's samples grow; that of a second queue needs workers,
+    and is in `test_cluster.py`.
+    """
+    rules = {alert: rule["expr"] for alert, rule in RULES.items()}
+    errors = re.findall(r"rate\((.*?)\[", rules.pop("RematErrors"))[0]  # the numerator
+    rules |= {"RematErrors": errors}
+    problems = [posed(hard_graph(40, seed), 0.5) for seed in range(4)]
+
+    def queue() -> None:
+        for problem in problems[1:]:
+            own.post(problem, wait=0, method="staged", max_gap=0, time_limit_s=2)
+
+    def error() -> None:
+        own.edit("CREATE TRIGGER broken BEFORE INSERT ON requests BEGIN SELECT RAISE(ABORT, 'broken'); END")
+        assert own.post(problems[0], wait=0, method="rotor")[0] == 500
+        own.edit("DROP TRIGGER broken")
+
+    def damage() -> None:
+        own.edit("UPDATE requests SET seal = 'x'")
+        assert own.get(given["id"], 0)[0] == 410
+
+    def refusal() -> None:
+        own.edit("UPDATE plans SET cost_ns = cost_ns - 1")
+        assert own.get(given["id"], 0)[0] == 410
+
+    def kill() -> None:
+        own.stop()
+        own.settings["solver_memory_bytes"] = 2**26
+        own.start()
+        own.post(problems[3], time_limit_s=5, force=True)
+
+    def held() -> bool:
+        return _samples(own, "remat_queue_depth") > 0 and _samples(own, "remat_solves_in_progress") == 0
+
+    with serving(tmp_path, workers=1) as own:
+        given = own.post(problems[0], method="greedy", time_limit_s=5)[1]
+        del rules["RematNothingRuns"]  # two gauges, not one that grows
+        cli(own, "tenants", "quota", "default", "--running", "0")
+        own.post(problems[0], wait=0, method="staged", max_gap=0, time_limit_s=2)
+        eventually(held)
+        cli(own, "tenants", "quota", "default", "--running", "none")
+        eventually(lambda: not held())
+        for alert, provoke in (
+            ("RematQueueGrows", queue), ("RematWaitsLong", queue), ("RematErrors", error),
+            ("RematObjectiveMissed", queue),
+            ("RematPlanRefused", refusal), ("RematStoreDamaged", damage), ("RematSolversKilled", kill),
+        ):  # fmt: skip
+            before = _samples(own, rules[alert])
+            provoke()
+            before = 0 if provoke is kill else before  # another process
+            eventually(lambda: _samples(own, rules[alert]) > before)  # noqa: B023
+            del rules[alert]
+    assert set(rules) == {"RematNotAnswering"}
+    with pytest.raises(httpx2.ConnectError):  # what Prometheus' own `up` says
+        httpx2.get(f"{own.url}/metrics", trust_env=False)

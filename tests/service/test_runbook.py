@@ -14,20 +14,16 @@ import httpx2
 import psycopg
 import pytest
 import typer.main
-import yaml
 
-from remat_ir import Problem, budget_at
 from remat_service.cli import app
 from remat_solver import solver_version
 from service.database import PrivatePostgres, fresh_database
 from service.serving import (
     SHORT,
-    Service,
     at_peak,
     checked,
     command,
     eventually,
-    hard_graph,
     serving,
     training_graph,
 )
@@ -247,92 +243,6 @@ def test_a_standby_takes_no_writes(tmp_path: Path) -> None:
             assert server.get(answer["id"], 0) == (200, answer)
             read_only("off")
             eventually(lambda: server.http.get("/readyz").status_code == 200, 10)
-
-
-def _rules() -> dict[str, str]:
-    (group,) = yaml.safe_load((DOCS.parent / "docker" / "monitoring" / "alerts.yaml").read_text())["groups"]
-    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
-
-
-def test_every_alert_has_its_line() -> None:
-    """Under "When something is wrong", and no line names an alert that there is not."""
-    section = (DOCS / "runbook.md").read_text().split("## When something is wrong")[1].split("\n## ")[0]
-    assert set(re.findall(r"`(Remat[A-Za-z]+)`", section)) == set(_rules())
-
-
-def _samples(service: Service, expression: str) -> float:
-    """The sum of the samples that an alert's selectors find in the service's metrics now."""
-    rows = service.http.get("/metrics").text.splitlines()
-    found = 0.0
-    for name, labels in re.findall(r"\b(remat_\w+)(?:\{([^}]*)\})?", expression):
-        wanted = re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', labels)
-        for row in rows:
-            metric, _, value = row.rpartition(" ")
-            given = dict(re.findall(r'(\w+)="([^"]*)"', metric))
-            matched = {"=": str.__eq__, "!=": str.__ne__, "=~": lambda has, form: re.fullmatch(form, has) is not None}
-            if metric.partition("{")[0] == name and all(matched[by](given[key], form) for key, by, form in wanted):
-                found += float(value)
-    return found
-
-
-@pytest.mark.thorough
-def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
-    """Each is provoked on a running service, and its expression's samples grow; that of a second queue needs workers,
-    and is in `test_cluster.py`.
-    """
-    rules = _rules()
-    errors = re.findall(r"rate\((.*?)\[", rules.pop("RematErrors"))[0]  # the numerator
-    rules |= {"RematErrors": errors}
-    graphs = [hard_graph(40, seed) for seed in range(4)]
-    problems = [Problem(graph, budget_at(graph, 0.5)) for graph in graphs]
-
-    def queue() -> None:
-        for problem in problems[1:]:
-            own.post(problem, wait=0, method="staged", max_gap=0, time_limit_s=2)
-
-    def error() -> None:
-        own.edit("CREATE TRIGGER broken BEFORE INSERT ON requests BEGIN SELECT RAISE(ABORT, 'broken'); END")
-        assert own.post(problems[0], wait=0, method="rotor")[0] == 500
-        own.edit("DROP TRIGGER broken")
-
-    def damage() -> None:
-        own.edit("UPDATE requests SET seal = 'x'")
-        assert own.get(given["id"], 0)[0] == 410
-
-    def refusal() -> None:
-        own.edit("UPDATE plans SET cost_ns = cost_ns - 1")
-        assert own.get(given["id"], 0)[0] == 410
-
-    def kill() -> None:
-        own.stop()
-        own.settings["solver_memory_bytes"] = 2**26
-        own.start()
-        own.post(problems[3], time_limit_s=5, force=True)
-
-    def held() -> bool:
-        return _samples(own, "remat_queue_depth") > 0 and _samples(own, "remat_solves_in_progress") == 0
-
-    with serving(tmp_path, workers=1) as own:
-        given = own.post(problems[0], method="greedy", time_limit_s=5)[1]
-        del rules["RematNothingRuns"]  # two gauges, not one that grows
-        _run(own.database_url, "tenants", "quota", "default", "--running", "0")
-        own.post(problems[0], wait=0, method="staged", max_gap=0, time_limit_s=2)
-        eventually(held)
-        _run(own.database_url, "tenants", "quota", "default", "--running", "none")
-        eventually(lambda: not held())
-        for alert, provoke in (
-            ("RematQueueGrows", queue), ("RematWaitsLong", queue), ("RematErrors", error),
-            ("RematObjectiveMissed", queue),
-            ("RematPlanRefused", refusal), ("RematStoreDamaged", damage), ("RematSolversKilled", kill),
-        ):  # fmt: skip
-            before = _samples(own, rules[alert])
-            provoke()
-            before = 0 if provoke is kill else before  # another process
-            eventually(lambda: _samples(own, rules[alert]) > before)  # noqa: B023
-            del rules[alert]
-    assert set(rules) == {"RematNotAnswering"}
-    with pytest.raises(httpx2.ConnectError):  # what Prometheus' own `up` says
-        httpx2.get(f"{own.url}/metrics", trust_env=False)
 
 
 @pytest.mark.thorough
