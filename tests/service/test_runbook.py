@@ -18,15 +18,7 @@ import typer.main
 from remat_service.cli import app
 from remat_solver import solver_version
 from service.database import PrivatePostgres, fresh_database
-from service.serving import (
-    SHORT,
-    at_peak,
-    checked,
-    command,
-    eventually,
-    serving,
-    training_graph,
-)
+from service.serving import SHORT, at_peak, checked, command, eventually, serving, training_graph
 
 DOCS = Path(__file__).parents[2] / "docs"
 
