@@ -75,17 +75,6 @@ def test_a_tenant_joins_and_leaves(own: Service) -> None:
     assert cli(own, "groups", "list") == ""
 
 
-@pytest.mark.thorough
-def test_nobody_moves_with_solves_under_way(own: Service) -> None:
-    """A result belongs where it was asked for."""
-    carl = tenant(own, "carl")
-    cli(own, "groups", "create", "busy")
-    posted = carl.post(open_problem(5), wait=0, method="staged", time_limit_s=60, max_gap=0)
-    assert "1 solves of carl are under way" in refused(own, "groups", "join", "busy", "carl")
-    carl.http.post(f"/v1/solves/{posted.json()['id']}/cancel", json={})
-    eventually(lambda: command(own.database_url, "groups", "join", "busy", "carl").exit_code == 0)
-
-
 def test_what_is_refused(own: Service) -> None:
     """Each by a sentence that names what is missing or in the way."""
     tenant(own, "dora")
@@ -127,6 +116,7 @@ def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
     asked = {"method": "staged", "time_limit_s": 60, "max_gap": 0}
     first, second, other = (each.post(open_problem(11), wait=0, **asked).json() for each in (sven, tina, outside))
     assert [each["cache"] for each in (first, second, other)] == ["miss", "joined", "miss"]
+    assert "1 solves of uwe are under way" in refused(own, "groups", "join", "together", "uwe")
     assert outside.http.post(f"/v1/solves/{other['id']}/cancel").status_code == 200
     eventually(lambda: tina.http.get(f"/v1/solves/{second['id']}").json()["status"] == "running")
     assert tina.http.get(f"/v1/solves/{first['id']}").status_code == 404
