@@ -68,7 +68,7 @@ def test_a_recalled_answer_is_a_request_like_any(own: Service) -> None:
 
 @pytest.mark.thorough
 def test_a_key_makes_it_the_same_request(own: Service) -> None:
-    """An Idempotency-Key used on a recalled answer finds it again, and is refused with another body."""
+    """An Idempotency-Key used on a recalled answer or on a solve finds it again, and is refused with another body."""
     graph = training_graph(10, cost=503)
     _warm(own, graph)
     body = {"problem": at_peak(graph).to_json(), "time_limit_s": 10}
@@ -79,6 +79,10 @@ def test_a_key_makes_it_the_same_request(own: Service) -> None:
     assert first == second
     assert _recalls(own) > before
     assert own.http.post("/v1/solves", json={**body, "max_gap": 0.5}, headers=headers).status_code == 409
+    body, headers = {"problem": at_peak(training_graph(11, cost=504)).to_json()}, headers | {"Idempotency-Key": "a"}
+    given = [own.http.post("/v1/solves", json=body, headers=headers).json() for _ in range(2)]
+    assert given[0] == given[1]
+    assert given[0]["cache"] == "miss"
 
 
 def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:

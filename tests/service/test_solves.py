@@ -9,7 +9,7 @@ import uuid
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at, plain_peak, problem_digest
+from remat_ir import Problem, budget_at, plain_peak
 from service.serving import (
     Service,
     at_peak,
@@ -31,27 +31,6 @@ def test_fixed_bytes_do_not_matter(service: Service) -> None:
     status, data = service.post(problem, wait=0, time_limit_s=5)
     assert (status, data["cache"]) == (200, "hit")
     assert checked(problem, data).peak_bytes > 10**9
-
-
-def test_plan_by_digest(service: Service) -> None:
-    """The best plan of a problem is there under its digest; another digest is not."""
-    problem = at_peak(training_graph(4, cost=31))
-    service.post(problem, time_limit_s=5)
-    reply = service.http.get(f"/v1/plans/{problem_digest(problem)}")
-    assert reply.status_code == 200
-    checked(problem, reply.json())
-    assert service.http.get(f"/v1/plans/{'0' * 64}").status_code == 404
-
-
-def test_idempotency_key(service: Service) -> None:
-    """A repeated POST with the same key is the same request; with another body it is refused."""
-    body = example("solve")
-    headers = {"Idempotency-Key": uuid.uuid4().hex, "Prefer": "wait=20"}
-    first = service.http.post("/v1/solves", json=body, headers=headers).json()
-    again = service.http.post("/v1/solves", json=body, headers=headers).json()
-    assert again == first
-    other = service.http.post("/v1/solves", json=body | {"max_gap": 0.5}, headers=headers)
-    assert other.status_code == 409
 
 
 def test_profiles_first_writer_wins(service: Service) -> None:
