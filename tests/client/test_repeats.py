@@ -151,52 +151,6 @@ def test_a_block_that_differs_at_an_end(change: str, place: int) -> None:
     assert Both(module, example()).same
 
 
-BLIND: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "constants": ("words", lambda value, node=None: type(value).__name__, "another dropout"),
-    "metadata": ("metadata", lambda value: type(value).__name__, "partly frozen"),
-    "strides": ("metadata", lambda value: getattr(value, "shape", None), "other strides"),
-}
-
-
-@pytest.mark.parametrize("blind", BLIND)
-def test_a_search_that_is_blind_to_a_difference_is_seen(
-    blind: str, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the graphs that differ, or by what is expected of the traced ones before."""
-    name, mutant, change = BLIND[blind]
-    module = Stack()
-    CHANGES[change](module.blocks[4])
-    monkeypatch.setattr(repeats, name, mutant)
-    both = Both(module, example())
-    assert both.runs == [BLOCKS]
-    assert not both.same or "changes no plan: NotAlike" in said()
-
-
-MUTANTS = {
-    "the block itself for the one before": lambda place: (
-        place._replace(kind=joint._INNER) if place.kind == joint._BEFORE else place
-    ),
-    "what the third reads for the one after": lambda place: (
-        place._replace(kind=joint._OUTER) if place.kind == joint._AFTER else place
-    ),
-    "the third's parameters": lambda place: place._replace(kind=joint._OUTER) if place.kind == joint._OWN else place,
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_copy_that_reads_from_elsewhere_is_seen(
-    mutant: str, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = joint._Traced.place
-    monkeypatch.setattr(joint._Traced, "place", lambda *given: MUTANTS[mutant](right(*given)))
-    assert not Both(Stack(), example()).same or "traced one by one" in said()
-
-
-def test_a_storage_that_is_not_the_blocks_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compat, "fake_like", lambda tensor, _: tensor)
-    assert not Both(Stack(), example()).same
-
-
 def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
     said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
