@@ -153,21 +153,6 @@ def test_a_recomputation_from_an_updated_parameter_is_never_run() -> None:
     assert refused >= len(step.operations.updates) / 2
 
 
-@pytest.mark.parametrize(("name", "found"), [("_last_makers", -1), ("_readers", [])])
-def test_where_an_update_stands_is_needed_as_a_whole(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one half of the rule a step reads a gradient that is not there, or a parameter after its update."""
-    monkeypatch.setattr(backward, name, lambda *_: found)
-    plain = crossed()
-    planned = copy.deepcopy(plain)
-    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), torch.optim.SGD(planned.parameters(), lr=0.1)
-    if name == "_last_makers":
-        with pytest.raises(InvalidData):
-            enabled(planned, optimizers[1], 1.0)(numbers(16, WIDTH))
-        return
-    enabled(planned, optimizers[1], 1.0)
-    assert not equal(train(plain, optimizers[0]), train(planned, optimizers[1]))
-
-
 def test_parameters_that_cannot_be_released_are_left_to_the_step() -> None:
     class Returns(Net):
         def forward(self, x: torch.Tensor) -> Any:
