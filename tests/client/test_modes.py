@@ -57,15 +57,6 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
 
 
 @pytest.mark.thorough
-def test_another_size_of_a_chain_gets_a_plan_of_its_own() -> None:
-    module, plain = recurrent(), recurrent()
-    trained = remat.optimize(module, (numbers(8, 12, 16),), budget=remat.Fraction(0.6), planner="greedy", mode="chain")
-    x = numbers(4, 12, 16)
-    assert measure.differences(outcome(plain, plain, x, mean_square), outcome(module, trained, x, mean_square)) == []
-    assert len(remat.plans_of(trained).chains) == 2
-
-
-@pytest.mark.thorough
 def test_no_step_of_a_chain_waits_at_another_size() -> None:
     """It starts on the plan of the first size and ends the step by it; the better one takes over at the next."""
     module, planner, small, large = recurrent(), OnDemand(0.6), numbers(4, 12, 16), numbers(8, 12, 16)
@@ -141,14 +132,6 @@ def test_a_larger_input_than_a_chain_was_planned_for_is_told(caplog: pytest.LogC
         trained(numbers(8, 12, 16))
     (record,) = caplog.records
     assert "the budget may be exceeded" in record.getMessage()
-
-
-@pytest.mark.thorough
-def test_a_sequential_that_can_be_captured_trains_as_a_graph() -> None:
-    module = nn.Sequential(Mlp(16), Mlp(16))
-    trained = remat.optimize(module, (numbers(4, 16),), budget=remat.Fraction(1), planner="greedy")
-    assert len(remat.plans_of(trained).plans) == 1
-    assert not remat.plans_of(trained).chains
 
 
 def test_what_no_mode_trains_is_refused_by_name() -> None:

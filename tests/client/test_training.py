@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,13 +15,9 @@ from client.test_chain_training import MeanSquare
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.errors import BudgetTooSmall
 from remat.planning.budget import budget_bytes, bytes_of
-from remat.planning.coordinator import Coordinator
 from remat.planning.greedy import greedy_answer
-from remat.planning.options import DEFAULT, SolveOptions
-from remat.planning.quick import Better
 from remat.profiling import measure
 from remat.profiling.optimizers import update_memory
-from remat.training.enable import backend_of
 from remat.training.optimize import carry_out
 from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, readable, verify
@@ -75,14 +69,6 @@ def test_it_is_the_same_module() -> None:
     with pytest.raises(RuntimeError, match="enabled on this Net already"):
         remat.optimize(model, (numbers(8, 64),), budget="100%", planner="greedy")
     assert "forward" not in vars(remat.disable(model))
-
-
-def test_another_size_gets_a_plan_of_its_own(trained) -> None:  # type: ignore[no-untyped-def]
-    found, other = (remat.plans_of(trained).plan_for((numbers(rows, 64),)) for rows in (256, 512))
-    assert found is not other
-    assert found.step.fixed["inputs"] < other.step.fixed["inputs"]
-    out = trained(numbers(256, 64))
-    out.backward()
 
 
 def test_explain_names_modules_bytes_and_what_is_computed_again(trained) -> None:  # type: ignore[no-untyped-def]
@@ -239,44 +225,6 @@ def test_a_model_that_is_never_allocated_is_captured_profiled_and_planned() -> N
     assert step.profiled.signatures < step.graph.ops
     answer = greedy_answer(Problem(step.graph, budget_at(step.graph, 0.6)), time_limit_s=10, max_gap=0.01)
     assert isinstance(answer.plan, Plan)
-
-
-class Slow:
-    """A planner that has its answer when it is told to."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: object = None) -> Answer:
-        assert self.go.wait(60)
-        plan = plain_plan(problem.graph)
-        verdict = verify(Problem(problem.graph, 2**50), plan)
-        return _answer(problem, plan, verdict.cost_ns, verdict.peak_bytes)
-
-
-def test_a_better_plan_takes_over_between_steps() -> None:
-    torch.manual_seed(0)
-    x, planner = (numbers(512, 64),), Slow()
-    trained = remat.optimize(Net(), x, budget="70%", planner="greedy")
-    step = backend_of(trained).trained[0].planned.step
-    problem = Problem(step.graph, budget_at(step.graph, 0.7))
-    quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
-    whole = Problem(step.graph, budget_at(step.graph, 1))
-    coming = Coordinator().later(whole, lambda: planner.plan(whole))
-    better = Better(coming, Coordinator(), lambda _: True, lambda answer: carry_out(step, whole, answer))
-    found = replace(carry_out(step, problem, quick), better=better)
-    backend_of(trained).trained[0].use(found)
-    assert remat.plans_of(trained).plan_for(x) is found
-    loss = trained(*x)
-    planner.go.set()
-    assert better.wait(60) is not None
-    loss.backward()
-    later = remat.plans_of(trained).plan_for(x)
-    assert later is not found
-    assert later.answer.cost_ns < found.answer.cost_ns
-    trained.zero_grad()
-    trained(*x).backward()
-    assert all(p.grad is not None for p in trained.parameters())
 
 
 def test_the_plan_used_least_lately_goes_first() -> None:

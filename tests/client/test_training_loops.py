@@ -159,6 +159,12 @@ def functional(m: Any, run: Any) -> list[Any]:
     return []
 
 
+def transformed(m: Any, run: Any) -> list[Any]:
+    x = numbers()
+    found = torch.func.grad(lambda given: functional_call(run, given, (x,)).sum())(dict(m.named_parameters()))
+    return list(found.values())
+
+
 def batched(m: Any, run: Any) -> list[Any]:
     x = numbers().requires_grad_()
     y = run(x)
@@ -234,12 +240,6 @@ def low_inside(self: Any, x: torch.Tensor) -> torch.Tensor:
     return y.float()
 
 
-def differentiated_again(m: Any, run: Any) -> list[Any]:
-    found = torch.autograd.grad(run(numbers()).square().sum(), list(m.parameters()), create_graph=True)
-    sum(g.sum() for g in found).backward()
-    return []
-
-
 def aliased_later(m: Any, run: Any) -> list[Any]:
     train(run, numbers(), numbers())
     m.zero_grad()
@@ -277,6 +277,7 @@ SCENES: dict[str, tuple[Callable[[], nn.Module], Scene]] = {
     "an overwritten argument shares memory": (of(adding), aliased_first),
     "nothing to train": (Net, frozen),
     "torch.func": (lambda: Net(0.0), lambda m, run: [torch.func.grad(lambda x: run(x).sum())(numbers())]),
+    "functional_call in a transform": (lambda: Net(0.0), transformed),
     "numbers of Python's": (of(drawn), repeated),
     "a weight is written in forward": (of(clamped), stepped),
     "a tensor counts": (of(counted, count=lambda: torch.zeros(())), repeated),
@@ -303,11 +304,6 @@ def test_a_step_is_that_of_the_plain_module(name: str) -> None:
     for one, other in zip(plain, planned, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one.stride() == other.stride() and torch.equal(one, other))
-
-
-def test_a_double_backward_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="a second derivative is asked for through a step that runs by a plan"):
-        played(Net, differentiated_again, True)
 
 
 def test_threads_with_hooks_get_their_own_gradients() -> None:
@@ -492,16 +488,6 @@ def test_a_write_that_autograd_does_not_see_is_refused_where_checksums_are_asked
     torch._dynamo.reset()
     stock = torch.compile(plain, backend="aot_eager", fullgraph=True)
     assert equal(step(plain, lambda x: stock(x.to(dtype))), step(model, run))
-
-
-def test_two_calls_may_run_backward_in_any_order() -> None:
-    """Each looks at the storages of its own forward pass."""
-    plain, model = blocks(), enabled(checkpointed)
-    for module in (plain, model):
-        first, second = (module(torch.full((8, 32), value)).square().sum() for value in (0.5, 0.25))
-        first.backward()
-        second.backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("way", first(1, ["enable", "optimize"]))
