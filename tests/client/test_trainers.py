@@ -23,13 +23,19 @@ from transformers import (
 )
 
 import remat
-from client.small_models import module_of
+from client.transferring import LINK, Mover
 from remat.trainers.transformers import RematCallback
 from remat.training.enable import plans_of
+from remat_ir import Answer, Offload
 
 CONFIG = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=8, bos_token_id=1, eos_token_id=2)
 TOKENS = torch.randint(0, 50, (16, 8), generator=torch.Generator().manual_seed(0))
 ROWS = [{"input_ids": row, "labels": row} for row in TOKENS]
+
+
+def llama(layers: int) -> LlamaForCausalLM:
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers, "vocab_size": 50}
+    return LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2))
 
 
 class Stops(TrainerCallback):
@@ -55,16 +61,24 @@ def planning() -> RematCallback:
     return RematCallback("100%", planner="greedy")
 
 
-@pytest.mark.parametrize("again", ["the same trainer", "another"])
-def test_transformers_trains_again_after_an_exception(tmp_path: Path, again: str) -> None:
+@pytest.mark.parametrize(
+    ("again", "checkpointing"),
+    [
+        ("the same trainer", False),
+        ("another", False),
+        pytest.param("the same trainer", True, marks=pytest.mark.thorough),
+    ],
+)
+def test_transformers_trains_again_after_an_exception(tmp_path: Path, again: str, checkpointing: bool) -> None:
     model = GPT2LMHeadModel(CONFIG)
-    run = trainer(tmp_path, model, planning(), Stops(KeyboardInterrupt()))
+    run = trainer(tmp_path, model, planning(), Stops(KeyboardInterrupt()), gradient_checkpointing=checkpointing)
     with pytest.raises(KeyboardInterrupt):
         run.train()
     if again == "another":
         run = trainer(tmp_path, model, planning())
     run.train()
     assert "forward" not in vars(model)
+    assert model.is_gradient_checkpointing == checkpointing
 
 
 @pytest.mark.thorough
@@ -81,17 +95,6 @@ def test_checkpointing_is_off_while_a_model_is_planned(tmp_path: Path, caplog: p
         assert model.is_gradient_checkpointing == checkpointing
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert all(map(torch.equal, *weights))
-
-
-@pytest.mark.thorough
-def test_checkpointing_is_off_again_in_the_run_after_an_exception(tmp_path: Path) -> None:
-    model = GPT2LMHeadModel(CONFIG)
-    run = trainer(tmp_path, model, planning(), Stops(KeyboardInterrupt()), gradient_checkpointing=True)
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
-    run.train()
-    assert "forward" not in vars(model)
-    assert model.is_gradient_checkpointing
 
 
 @pytest.mark.thorough
@@ -164,8 +167,7 @@ def test_lightning_leaves_the_module_after_an_exception(tmp_path: Path, error: B
 
 @pytest.mark.thorough
 def test_a_model_that_was_planned_is_saved_whole(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 50}
-    model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2))
+    model = llama(1)
     remat.enable(model, budget="100%", planner="greedy")
     model(input_ids=TOKENS, labels=TOKENS).loss.backward()
     remat.disable(model)
@@ -176,8 +178,7 @@ def test_a_model_that_was_planned_is_saved_whole(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_states_that_a_call_asks_for_are_recorded_in_a_planned_step() -> None:
-    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
-    model = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2))
+    model = llama(2)
     plain = model(input_ids=TOKENS, labels=TOKENS, output_hidden_states=True).hidden_states
     model = LlamaForCausalLM(model.config).train()
     remat.enable(model, budget="100%", planner="greedy")
@@ -229,38 +230,35 @@ class WithTiledHead(Trainer):
         return model(**inputs, fused_lm_head=True)["loss"]
 
 
+class Look(TrainerCallback):
+    """Notes, after each step, the answers by whose plans the trunk trains."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[Answer]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.answers.append([planned.answer for planned in plans_of(given["model"].model).plans])
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("callbacks", [{}, {"part": "model"}], ids=["the trunk is found", "it is named"])
-def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dict[str, str]) -> None:
-    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
-    weights = []
-    look = Stops(RuntimeError())
-    look.on_step_end = lambda args, state, control, **given: look.planned.append(
-        len(plans_of(given["model"].model).plans)
-    )
-    look.planned = []
-    for added in ([], [RematCallback("100%", planner="greedy", **callbacks), look]):
+@pytest.mark.parametrize(
+    "given",
+    [{"planner": "greedy"}, {"part": "model", "planner": Mover(None), "link": LINK}],
+    ids=["the trunk is found", "it is named, and values move to the host"],
+)
+def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, given: dict[str, Any]) -> None:
+    weights, look = [], Look()
+    for added in ([], [RematCallback("100%", **given), look]):
         torch.manual_seed(0)
-        model = with_tiled_head(LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2)))
+        model = with_tiled_head(llama(2))
         run = trainer(tmp_path, model, *added)
         run.__class__ = WithTiledHead
         run.train()
         weights.append([p.detach().clone() for p in model.parameters()])
         assert "forward" not in vars(model.model)
     assert all(map(torch.equal, *weights))
-    assert look.planned == [1, 1]
-
-
-@pytest.mark.thorough
-def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
-    def forward(self: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()
-
-    model = module_of(forward, trunk=nn.Linear(8, 8), weight=nn.Parameter(torch.randn(50, 8)))
-    x, labels = torch.ones(4, 8), torch.arange(4)
-    remat.enable(model.trunk, budget="100%", planner="greedy")
-    model(x, labels).backward()
-    assert len(plans_of(model.trunk).plans) == 1
+    moves = [[any(isinstance(step, Offload) for step in answer.plan.steps) for answer in each] for each in look.answers]
+    assert moves == [["link" in given]] * 2
 
 
 @pytest.mark.thorough
