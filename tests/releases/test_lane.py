@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +24,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import aot_eager
 
 import remat
-from client.small_models import CASES, Case, numbers
+from client.small_models import CASES, Case, mean_square
 from client.test_adoption import Net
-from client.test_exact import everything_again
+from client.test_exact import WithLoss, everything_again, peak
+from client.test_takeover import Job
 from client.transferring import LINK, Mover
-from remat.planning.options import SolveOptions
 from remat.profiling import measure
 from remat.training.enable import plans_of
-from remat_ir import Answer, Offload, Problem, plain_plan
+from remat_ir import Answer, Offload, Problem
 
 Call = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -136,70 +134,11 @@ def test_autocast_and_a_scaler_around_it(spelling: str) -> None:
     assert all(map(torch.equal, expected, steps(model, call)))
 
 
-class Uneven(nn.Module):
-    """Layers of many widths and a dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (32, 48, 40, 96, 24, 56, 72, 16, 8, 100)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return nn.functional.dropout(x).square().mean()
-
-
-class Stalled:
-    """A plan that computes all again at once, and one that computes nothing again when it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), 0
-
-    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        if self.asked == 1:
-            return Again().plan(problem)
-        assert self.go.wait(100)
-        return Answer.of_plan(problem, plain_plan(problem.graph), method="plain")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["enable", "backend"])
-def test_a_better_plan_takes_over(way: str) -> None:
-    """Each step is that of stock: before, at and after the one at which it does."""
-    plain = Uneven()
-    model, planner = copy.deepcopy(plain), Stalled()
-    usual = stock(plain)
-    asked: dict[str, Any] = {"budget": "100%", "planner": planner, "max_gap": 0}
-    call: Call = model
-    if way == "enable":
-        remat.enable(model, **asked)
-    else:
-        backend = remat.backend(**asked)
-        call = torch.compile(model, backend=backend, dynamic=False)
-
-    def same(rows: int) -> None:
-        x = (numbers(rows, 32),)
-        expected = measure.outcome(plain, measure.forward_backward(usual, x))
-        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(call, x))) == []
-
-    def taken() -> bool:
-        if way == "backend":
-            return all(each.better is None for each in backend.planned)
-        return all(made.better is None or made.better.over for made in plans_of(model).plans)
-
-    same(256)
-    same(512)
-    assert not taken(), "while the planner is at work"
-    planner.go.set()
-    until = time.monotonic() + 100
-    while not taken() and time.monotonic() < until:
-        same(512)
-        time.sleep(0.05)
-    assert taken()
-    same(512)
-    same(256)
+def test_a_better_plan_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The steps before and after are equal, to each other and to the plain one."""
+    Job(way, contextlib.nullcontext).takes_over(caplog)
 
 
 @pytest.mark.thorough
@@ -222,28 +161,13 @@ def test_values_move_to_the_host_and_back(way: str) -> None:
 def test_the_peak_is_the_predicted_one() -> None:
     """Of a step in which all that can be is computed again: at most half of the plain one's."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(12)))
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.model(x).square().mean()
-
-    module, x = Loss(), torch.randn(2048, 64)
-
-    def peak() -> int:
-        module.zero_grad()
-        return measure.peak_memory(measure.forward_backward(module, (x,))).peak_bytes
-
-    peak()
-    plain = peak()
-    remat.enable(module, budget="40%", planner="greedy")
-    peak()
-    (made,) = plans_of(module).plans
-    assert peak() == pytest.approx(made.activation_bytes, rel=0.01)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(12)))
+    case = Case(WithLoss(Case(layers, (), {}, mean_square)), (torch.randn(2048, 64),), {}, None)
+    plain = peak(case, case.module)
+    remat.enable(case.module, budget="40%", planner="greedy")
+    measured = peak(case, case.module)
+    (made,) = plans_of(case.module).plans
+    assert measured == pytest.approx(made.activation_bytes, rel=0.01)
     assert made.activation_bytes < 0.5 * plain
 
 
