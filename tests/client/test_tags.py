@@ -11,7 +11,6 @@ import torch
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import fx, nn
-from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.fx_passes import memory_estimator
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,7 +20,6 @@ import remat
 from client.comparing import equal
 from client.small_models import FeedForward, mean_square, module_of, numbers
 from remat._compat import tags as torch_tags
-from remat.planning.sources import GreedyPlanner
 from remat.profiling.measure import peak_memory
 from remat.tags.passes import GraphTrainerPass, TagPartitioner, TagPass
 from remat.tags.torchtitan import stays
@@ -128,7 +126,7 @@ def test_a_real_step_needs_what_was_promised_and_not_a_byte_more(name: str, shar
 
 
 class _Seen:
-    """Tags, and then notes what torch's partition saved and computed again."""
+    """Tags, and then keeps the tags and torch's partition of the tagged graph."""
 
     def __init__(self, share: str) -> None:
         self.share = share
@@ -137,10 +135,8 @@ class _Seen:
         self.found = remat.tag(gm, self.share, planner="greedy")
         self.tags = {n.name: is_saved(n) for n in gm.graph.nodes if n.op == "call_function"}
         trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-        count = torch_tags.forward_results(gm.graph)
-        _, backward = torch_tags.partition(trial, inputs, num_fwd_outputs=count)
-        self.saved = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
-        self.gradients = {n.name for n in backward.graph.nodes if n.op == "call_function"}
+        self.passes = torch_tags.partition(trial, inputs, num_fwd_outputs=torch_tags.forward_results(gm.graph))
+        self.checked = self.found.checked(self.passes[1])
         return gm
 
 
@@ -150,28 +146,14 @@ def test_every_node_is_tagged_and_the_partition_follows() -> None:
     seen = _Seen("75%")
     with functorch.patch(joint_custom_pass=seen, enable_autograd_cache=False):
         torch.compile(model, backend="aot_eager", dynamic=False)(x).sum().backward()
+    backward = seen.passes[1].graph.nodes
     assert None not in seen.tags.values()
     assert seen.found.again
-    assert seen.found.again <= seen.gradients
+    assert seen.found.again <= {n.name for n in backward if n.op == "call_function"}
     named = {name for name, saved in seen.tags.items() if saved}
-    assert {name for name in seen.saved if name in seen.tags} <= named
+    assert {n.name for n in backward if n.op == "placeholder" and n.name in seen.tags} <= named
     assert {name for name in seen.tags if "native_batch_norm" in name and "backward" not in name} <= named
     assert any(seen.tags[name] for name in seen.tags if name.startswith("getitem"))
-
-
-class _Estimated(_Seen):
-    """Tags, and then asks torch's own estimator what its partition of the tagged graph needs."""
-
-    def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-        self.found = remat.tag(gm, self.share, planner="greedy")
-        trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-        forward, backward = torch_tags.partition(trial, inputs, num_fwd_outputs=torch_tags.forward_results(gm.graph))
-        self.checked = self.found.checked(backward)
-        self.estimate = max(
-            max(memory_estimator.build_memory_profile(part.graph, lambda node: not node.name.startswith("primals")))
-            for part in (forward, backward)
-        )
-        return gm
 
 
 @pytest.mark.thorough
@@ -183,12 +165,16 @@ def test_torchs_own_estimator_agrees_with_the_promise(monkeypatch: pytest.Monkey
     found = []
     for share in ("90%", "65%"):
         torch._dynamo.reset()
-        seen = _Estimated(share)
+        seen = _Seen(share)
         with functorch.patch(joint_custom_pass=seen, enable_autograd_cache=False):
             torch.compile(model, backend="aot_eager", dynamic=False)(x).sum().backward()
+        profiles = (
+            memory_estimator.build_memory_profile(part.graph, lambda node: not node.name.startswith("primals"))
+            for part in seen.passes
+        )
+        found.append(max(map(max, profiles)))
         assert seen.checked == seen.found.peak_bytes
-        assert seen.estimate == pytest.approx(seen.found.peak_bytes, rel=0.05)
-        found.append(seen.estimate)
+        assert found[-1] == pytest.approx(seen.found.peak_bytes, rel=0.05)
     assert found[0] > found[1]
 
 
@@ -265,15 +251,6 @@ def test_options_are_checked_at_the_call() -> None:
         TagPass("50%", tim=3)  # type: ignore[call-arg]
     with pytest.raises(remat.RematError, match="budget"):
         TagPartitioner(0.5)
-
-
-@pytest.mark.thorough
-def test_greedy_plans_are_tagged_too() -> None:
-    model, x = MODELS["mlp"]()
-    tags = TagPass("70%", planner=GreedyPlanner())
-    _by_pass(model, x, tags)
-    assert tags.tagged[0].answer.method in ("greedy", "tags")
-    assert tags.peaks[0] == tags.tagged[0].peak_bytes
 
 
 class Headed(nn.Module):
@@ -413,18 +390,3 @@ def test_random_operators_are_saved_for_torchtitan() -> None:
     drawn = [n for n in gm.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
     assert drawn
     assert all(is_saved(n) for n in drawn)
-
-
-def test_autoparallels_backend_takes_the_pass() -> None:
-    """By a stand-in of its signatures: a backend that sets a joint pass `(graph, inputs)` around Inductor."""
-    tags = TagPass("80%", planner="greedy")
-
-    def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        with functorch.patch(joint_custom_pass=lambda graph, inputs: tags(graph, inputs), enable_autograd_cache=False):
-            return aot_eager(gm, example_inputs)
-
-    model, x = MODELS["mlp"]()
-    plain = _step(model, model, x)
-    got = _step(model, torch.compile(model, backend=backend, dynamic=False), x)
-    assert equal(got, plain)
-    assert tags.peaks == [tags.tagged[0].peak_bytes]

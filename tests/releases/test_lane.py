@@ -186,7 +186,10 @@ def test_an_install_does_not_replace_the_torch_that_is_there() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "share"), [("mlp_with_dropout", "85%"), ("batch_norm_and_dropout", "90%")])
 def test_torch_carries_out_a_plan_by_tags(name: str, share: str) -> None:
-    """Its own partition of the tagged graph: the step is that of stock, and the peak of the partition is the plan's."""
+    """Its own partition of the tagged graph, by a pass that a backend sets, as autoparallel's does.
+
+    The step is that of stock, and the peak of the partition is the plan's.
+    """
     from remat.tags.passes import TagPass
 
     case, expected = with_stock(name)
