@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,7 +186,6 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, me
 
 def test_writers_and_readers_at_once_see_whole_entries(memo: Memo) -> None:
     answers = [answered(), replace(answered(), seconds=99.0)]
-    wrong: list[object] = []
 
     def write() -> None:
         for i in range(40):
@@ -195,15 +194,10 @@ def test_writers_and_readers_at_once_see_whole_entries(memo: Memo) -> None:
     def read() -> None:
         for _ in range(80):
             got = memo.get(PROBLEM, "auto", 0.0001, 0.99)
-            if got is not None and got.plan != answers[0].plan:
-                wrong.append(got)
+            assert got is None or got.plan == answers[0].plan
 
-    threads = [threading.Thread(target=work) for work in (write, write, read, read)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda work: work(), (write, write, read, read)))
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
     assert not list(memo.folder.glob("*/.writing-*"))
     assert json.loads(entry(memo).read_text())["format"] == "remat-memo/1"
@@ -329,11 +323,6 @@ def test_profiles_are_written_without_waiting_for_the_disk(tmp_path: Path, monke
     offered = {f"kernel {n}": Profile(1000 + n, 0) for n in range(50)}
     assert table.put("cpu", offered) == offered
     assert not waits
-    assert table.get("cpu", offered) == offered
-    for path in tmp_path.rglob("*.json"):
-        path.write_bytes(b"")  # as after a loss of power
-    assert table.get("cpu", offered) == {}
-    assert table.put("cpu", offered) == offered
     assert table.get("cpu", offered) == offered
 
 

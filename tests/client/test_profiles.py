@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,11 @@ def test_the_first_writer_wins(table: ProfileTable) -> None:
 
 
 def test_many_writers_agree_on_one(tmp_path: Path) -> None:
-    stands: list[Profile] = []
+    def write(number: int) -> Profile:
+        return DiskProfiles(tmp_path).put("cpu", {"a": Profile(number, 0)})["a"]
 
-    def write(number: int) -> None:
-        stands.append(DiskProfiles(tmp_path).put("cpu", {"a": Profile(number, 0)})["a"])
-
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(stands)) == 1
+    with ThreadPoolExecutor(20) as pool:
+        assert len(set(pool.map(write, range(20)))) == 1
     assert not list(tmp_path.glob("*/.writing-*"))
 
 

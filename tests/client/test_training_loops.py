@@ -8,6 +8,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import pytest
@@ -318,11 +319,8 @@ def test_threads_with_hooks_get_their_own_gradients() -> None:
         return [p.grad for p in model.parameters()]
 
     def at_once() -> None:
-        threads = [threading.Thread(target=train, args=(model, x)) for x in given]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda x: train(model, x), given))
 
     expected = gradients(lambda: [train(model, x) for x in given])
     for _ in range(5):
