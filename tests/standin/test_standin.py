@@ -44,18 +44,6 @@ def test_sizes_and_segments_are_those_that_torch_documents(requests: list[int], 
     assert device.figures(device.SPARE).reserved == before.reserved
 
 
-def test_the_smallest_block_that_fits_is_taken_and_neighbours_become_one() -> None:
-    large, _, small, _ = blocks = [device.allocate(size * MIB) for size in (6, 2, 3, 2)]
-    device.release(large)
-    device.release(small)
-    assert device.allocate(3 * MIB) == small
-    device.release(small)
-    device.release(blocks[1])  # 6 + 2 + 3 MiB in one piece
-    assert device.allocate(9 * MIB) == large
-    device.release(large)
-    device.release(blocks[3])
-
-
 def test_a_limit_is_met_after_the_cache_has_been_emptied() -> None:
     kept = device.allocate(12 * MIB)
     device.release(device.allocate(40 * MIB))
@@ -68,20 +56,6 @@ def test_a_limit_is_met_after_the_cache_has_been_emptied() -> None:
     used = device.figures(1).reserved
     with device.limited(used + 20 * MIB, 1), pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         torch.empty(40 * MIB, dtype=torch.uint8, device="cuda:1")
-
-
-def test_expandable_segments_grow_by_what_is_missing() -> None:
-    with device.expandable_segments():
-        before = device.figures(device.SPARE).reserved
-        first = device.allocate(15 * MIB)
-        assert device.figures(device.SPARE).reserved - before == 20 * MIB
-        second = device.allocate(25 * MIB)  # 5 MiB are there
-        assert device.figures(device.SPARE).reserved - before == 40 * MIB
-        device.release(first)
-        third = device.allocate(15 * MIB)
-        assert third == first
-        device.release(second)
-        device.release(third)
 
 
 def test_what_is_freed_is_overwritten() -> None:
