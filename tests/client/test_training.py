@@ -20,7 +20,7 @@ from remat.profiling import measure
 from remat.profiling.optimizers import update_memory
 from remat.training.optimize import carry_out
 from remat.training.step import training_step
-from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, readable, verify
+from remat_ir import Answer, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, readable, verify
 from tiers import first
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
@@ -78,13 +78,6 @@ def test_explain_names_modules_bytes_and_what_is_computed_again(trained) -> None
     assert "computed again" in text
 
 
-def test_explain_plans_a_module_that_has_no_plan_yet() -> None:
-    model, batch = Mlp(), (numbers(512, 32),)
-    text = remat.explain(model, batch, budget=remat.Fraction(0.8), planner="greedy")
-    assert "where the bytes go" in text
-    assert "layers.0" in text
-
-
 def test_a_smaller_call_may_use_the_bytes_of_a_larger_one() -> None:
     trained = remat.optimize(Mlp(), (numbers(512, 32),), budget=remat.Fraction(0.8), planner="greedy")
     trained(numbers(16, 32)).sum().backward()
@@ -138,12 +131,6 @@ def test_sizes(text: str | int, size: int) -> None:
     assert bytes_of(text) == size
 
 
-@pytest.mark.parametrize("wrong", ["12 GiBs", "many", "-1", -1, "", "1e9"])
-def test_what_is_no_size(wrong: str | int) -> None:
-    with pytest.raises(InvalidData, match="budget"):
-        bytes_of(wrong)
-
-
 def test_budgets_count_the_fixed_bytes_once() -> None:
     graph = graph_of([1, 1], [100, 50], [(), (0,)], fixed_bytes=1000)
     assert budget_bytes("2000", graph) == 2000
@@ -151,12 +138,6 @@ def test_budgets_count_the_fixed_bytes_once() -> None:
     assert budget_bytes(remat.ActivationBytes(80), graph) == 1080
     assert budget_bytes(remat.Fraction(0.5), graph) == 1075
     assert readable(3 * 2**20) == "3 MiB"
-    for wrong in (2.5, None, True, ["1GiB"]):
-        with pytest.raises(InvalidData):
-            budget_bytes(wrong, graph)
-    for fraction in (-0.1, 1.5, "half"):
-        with pytest.raises(InvalidData):
-            remat.Fraction(fraction)
 
 
 def test_optimizer_state_is_counted_before_it_exists() -> None:
