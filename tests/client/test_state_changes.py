@@ -97,6 +97,26 @@ def hooked() -> nn.Module:
     return model
 
 
+def hooked_itself() -> nn.Module:
+    model = layers()
+    model.handle = register_module_forward_hook(times(1.5))
+    model.register_forward_hook(times(3.0))
+    return model
+
+
+def adding() -> nn.Module:
+    """The groups of its step may not run in their order once the buffer that is read is the one that is written."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(1)
+        return self.net(x * self.factor)
+
+    model = module_of(forward, net=layers())
+    for name in ("total", "factor"):
+        model.register_buffer(name, torch.ones(256, 16))
+    return model
+
+
 def untie(model: Any) -> None:
     model.two.weight = nn.Parameter(model.one.weight.detach() * 0.5)
 
@@ -154,6 +174,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
     "a hook around all modules": (layers, lambda m: register_module_forward_hook(times(1.5))),
     "a backward hook added": (layers, lambda m: m[2].register_full_backward_hook(lambda m, i, o: (i[0] * 2,))),
     "a backward hook of all modules": (layers, lambda m: register_module_full_backward_hook(doubling)),
+    "a hook around all modules, next to its own, removed": (hooked_itself, lambda m: m.handle.remove()),
+    "a buffer that becomes another one": (adding, lambda m: setattr(m, "factor", m.total)),
     "a hook of its own added": (layers, lambda m: m.register_forward_hook(times(2.0))),
 }
 
@@ -202,6 +224,8 @@ QUICK = {
     "a frozen weight",
     "a hook replaced",
     "a hook around all modules",
+    "a hook around all modules, next to its own, removed",
+    "a buffer that becomes another one",
     "a backward hook of all modules",
     "a hook of its own added",
 }

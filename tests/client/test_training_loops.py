@@ -8,7 +8,6 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 import remat
@@ -24,7 +22,6 @@ from client.comparing import equal
 from client.small_models import module_of
 from remat.compile.alone import capture
 from remat.planning.options import SolveOptions
-from remat.training.enable import plans_of
 from remat_ir import Answer, Problem, plain_plan
 from remat_ir.greedy import checkpointed
 from tiers import first
@@ -307,26 +304,6 @@ def test_a_step_is_that_of_the_plain_module(name: str) -> None:
         assert one is None or (one.stride() == other.stride() and torch.equal(one, other))
 
 
-def test_threads_with_hooks_get_their_own_gradients() -> None:
-    model = remat.enable(Net(0.0), budget="1GiB", planner=Given(checkpointed), mode="graph")
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: None)
-    given = [numbers() for _ in range(3)]
-
-    def gradients(run: Callable[[], object]) -> list[torch.Tensor]:
-        model.zero_grad()
-        run()
-        return [p.grad for p in model.parameters()]
-
-    def at_once() -> None:
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(lambda x: train(model, x), given))
-
-    expected = gradients(lambda: [train(model, x) for x in given])
-    for _ in range(5):
-        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(expected, gradients(at_once), strict=True))
-
-
 def test_nothing_that_a_call_was_given_is_kept() -> None:
     """Neither its arguments, nor tensors that others have taken the place of, nor the module itself.
 
@@ -358,29 +335,6 @@ def test_nothing_of_a_call_that_was_captured_alone_is_kept() -> None:
     del x, model, traced
     gc.collect()
     assert [ref() is None for ref in gone] == [True] * 2
-
-
-def test_buffers_that_become_one_are_planned_anew() -> None:
-    """The groups of a known step may not run in their order where a buffer that is read is now one that is written."""
-
-    class Adds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net(0.0)
-            self.register_buffer("total", torch.ones(4, 8))
-            self.register_buffer("factor", torch.ones(4, 8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.total.add_(1)
-            return self.net(x * self.factor)
-
-    def scene(m: Any, run: Any) -> list[Any]:
-        train(run)
-        m.factor = m.total
-        return [train(run)]
-
-    plain, planned = (played(Adds, scene, plans) for plans in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True) if a is not None and b is not None)
 
 
 class Given:
@@ -504,24 +458,3 @@ def test_a_shallow_copy_runs_by_its_own_attributes_or_not_at_all(way: str) -> No
     assert torch.equal(run(x), expected), "the source is as it was"
     with pytest.raises(remat.CaptureError, match="shallow copy"):
         run._replicate_for_data_parallel()(x)
-
-
-@pytest.mark.parametrize("way", first(1, ["enable", "optimize"]))
-def test_hooks_of_all_modules_run_once_beside_own_hooks(way: str) -> None:
-    plain, model = blocks(), blocks()
-    given: dict[str, Any] = {"budget": remat.Fraction(1.0), "planner": "greedy", "mode": "graph"}
-    everywhere = register_module_forward_hook(lambda module, args, output: output * 1.25)
-    run: Any = model
-    try:
-        if way == "optimize":
-            run = remat.optimize(model, (torch.ones(64, 32),), **given)
-        else:
-            remat.enable(model, **given)
-        for hooked in (plain, run):
-            hooked.register_forward_hook(lambda module, args, output: output * 3)
-        for _ in range(2):
-            assert equal(step(plain, plain), step(model, run))
-        assert len(plans_of(model).plans) == 1
-    finally:
-        everywhere.remove()
-    assert equal(step(plain, plain), step(model, run)), "and no longer"
