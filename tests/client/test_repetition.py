@@ -89,19 +89,16 @@ def test_an_operator_that_may_do_anything_runs_once(way: str, name: str) -> None
     """At a budget where much is computed again, gradients are those without a plan, and the report names it."""
     module = model(OPERATORS[name])
     expected = step(module, module)
-    run: Any = module
+    given: dict[str, Any] = {"budget": remat.Fraction(0.8), "planner": "greedy", "self_check": False}
     if way == "enable":
-        remat.enable(module, budget=remat.Fraction(0.8), planner="greedy", self_check=False)
+        remat.enable(module, **given)
     else:
-        x = torch.zeros(512, 64)
-        remat.optimize(module, (x,), budget=remat.Fraction(0.8), planner="greedy", self_check=False)
-    found = step(module, run)
-    trained = module
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    (planned,) = remat.plans_of(trained).plans
+        remat.optimize(module, (torch.zeros(512, 64),), **given)
+    assert all(map(torch.equal, expected, step(module, module)))
+    (planned,) = remat.plans_of(module).plans
     assert (planned.answer.overhead or 0) > 0
     said = "remat_tests_old::noise (4)" if name.startswith("of") else f"remat_tests::{name} (4)"
-    assert f"run once, since a custom operator may do anything: {said}" in remat.explain(trained)
+    assert f"run once, since a custom operator may do anything: {said}" in remat.explain(module)
 
 
 def test_the_caller_may_say_that_an_operator_is_functional() -> None:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from remat.planning.profiles import DiskProfiles
+from client.conftest import profiles
 from standin import device
+
+__all__ = ["profiles"]
 
 if not device.loaded():
     collect_ignore_glob = ["test_*.py"]
@@ -35,9 +37,3 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
-    """What the kernels of one module's tests cost, measured once."""
-    return DiskProfiles(tmp_path_factory.mktemp("profiles"))

@@ -95,7 +95,7 @@ def trained_as_predicted(whole: Case, step: TrainingStep, plan: Plan) -> int:
 @pytest.mark.parametrize("name", ["attention_with_dropout", "batch_norm_and_dropout", "wasteful"])
 def test_transfers_reserve_what_was_predicted(name: str, lazy: bool, profiles: DiskProfiles) -> None:
     """However late the copies run: blocks go back on the computing stream, behind its wait for them."""
-    case = Case(Wasteful().to(DEVICE), (torch.randn(4096, 96, device=DEVICE),), {}, None)
+    case = Case(wasteful(), (torch.randn(4096, 96, device=DEVICE),), {}, None)
     whole = with_loss(case if name == "wasteful" else subject(name))
     step = linked(training_step(whole.module, whole.args, whole.kwargs, table=profiles))
     plain = plain_plan(step.graph)
@@ -109,24 +109,11 @@ def test_transfers_reserve_what_was_predicted(name: str, lazy: bool, profiles: D
         assert found[0] < 0.7 * most
 
 
-class Wasteful(nn.Module):
-    """Values of 3 MiB and of 7 MiB in turn: six of the one or two of the other are a segment, and leave some of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*sides) for sides in ((96, 224), (224, 96)) * 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.sin(layer(x)).exp().sin()
-        return x.square().mean()
-
-
 def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
     """The context, the rounding of segments and another model count; what is predicted is what is reserved."""
     torch.manual_seed(0)
     other = torch.empty(30 * MIB, dtype=torch.uint8, device=DEVICE)
-    model, x = Wasteful().to(DEVICE), torch.randn(8192, 96, device=DEVICE)
+    model, x = wasteful(), torch.randn(8192, 96, device=DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     there = of(DEVICE)
     assert there.outside_bytes() == CONTEXT_BYTES
@@ -154,7 +141,7 @@ def test_a_budget_below_what_others_hold_is_too_small() -> None:
 
 
 class Wave(nn.Module):
-    """Values of 3 MiB or of 7 MiB in turn, from 8192 rows: segments of 20 MiB are left with some of them over."""
+    """Values of 3 MiB or of 7 MiB in turn, from 8192 rows: six of the one, or two of the other, leave some of 20 MiB."""
 
     def __init__(self, *sides: int) -> None:
         super().__init__()
@@ -167,6 +154,10 @@ class Wave(nn.Module):
 def waves(count: int) -> list[nn.Module]:
     torch.manual_seed(0)
     return [Wave(*((96, 224) if i % 2 == 0 else (224, 96))).to(DEVICE) for i in range(count)]
+
+
+def wasteful() -> nn.Module:
+    return nn.Sequential(*waves(8), MeanSquare())
 
 
 class Blocks(nn.Module):
