@@ -141,7 +141,7 @@ def test_a_budget_below_what_others_hold_is_too_small() -> None:
 
 
 class Wave(nn.Module):
-    """Values of 3 MiB or of 7 MiB in turn, from 8192 rows: six of the one, or two of the other, leave some of 20 MiB."""
+    """Values of 3 MiB or of 7 MiB in turn, from 8192 rows: six of the one or two of the other leave some of 20 MiB."""
 
     def __init__(self, *sides: int) -> None:
         super().__init__()
