@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from client.comparing import equal, step_differences
+from client.comparing import equal
 from client.named_backend import installed
-from client.small_models import module_of
 from client.test_adoption import Net, stock, trained
 from remat.compile import named
 
@@ -46,27 +45,6 @@ def test_the_name_plans(net: nn.Module, in_place: bool) -> None:
     assert equal(expected, trained(net, run))
     ((_, backend),) = named._kept
     assert [bool(each.answer.overhead) for each in backend.planned] == [True]
-
-
-def test_sizes_are_open_and_parts_share_the_budget(net: nn.Module) -> None:
-    """Under torch's default settings, where a second size makes sizes symbols; graphs of a step share one budget."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        loss = self.net(x)
-        torch._dynamo.graph_break()
-        return self.last(loss.reshape(1, 1)).sum()
-
-    torch.manual_seed(0)
-    plain = module_of(forward, net=copy.deepcopy(net), last=nn.Linear(1, 1))
-    model = copy.deepcopy(plain)
-    options = {"budget": "100%", "planner": "greedy", "most_plans": 3}
-    run = torch.compile(model, backend="remat", options=options)
-    for rows in (8, 6, 4, 8, 5, 5, 5, 5, 5, 5):
-        x = (torch.randn(rows, 3, 8, 8),)
-        assert step_differences(plain, model, x, run) == []
-    ((_, backend),) = named._kept
-    assert backend.division is not None
-    assert max(len(graph.made) for graph in backend.graphs) == 3
 
 
 def test_equal_options_share_a_backend_until_torch_forgets_its_graphs(net: nn.Module) -> None:

@@ -305,22 +305,6 @@ def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.thorough
-def test_a_trace_that_fails_for_blocks_is_made_of_the_whole(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: Any) -> None:
-        raise RuntimeError("not alike")
-
-    monkeypatch.setattr(joint, "expand", failing)
-    model, x = Blocks(), torch.randn(4, 24, 16)
-    with caplog.at_level(logging.INFO, "remat"):
-        torch.compile(model, backend="aot_eager")(x)
-        torch._dynamo.reset()
-        torch.compile(model, backend=remat.backend("80%", planner="greedy"))(x).backward()
-    assert "all blocks are traced one by one" in caplog.text
-
-
-@pytest.mark.thorough
 def test_torchs_notes_on_a_short_graph_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its inputs, outputs and tangents, field by field: the runtime of the compiled function goes by them."""
     graph, inputs = caught(dynamic=False)
