@@ -1,4 +1,4 @@
-"""What one of two ranks of a pipeline does, each in a process with a stand-in of its own: see `test_pipelines.py`.
+"""What one of two ranks of a pipeline does, each in a process with a stand-in of its own: see `test_reserved.py`.
 
 Their messages go over gloo, which reads and writes the stand-in's memory as it is the host's.
 """
