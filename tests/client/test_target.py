@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 
 import remat
 from client.commands import command as command  # a fixture
@@ -26,6 +28,8 @@ from remat.compile.alone import capture
 from remat.errors import PlanMismatch
 from remat.planning.links import OF_TARGET, named_link
 from remat.planning.plan_file import PlanFile
+from remat.planning.profiles import Profile
+from remat.profiling.profile import signature
 from remat.target.build import build, choice, load, tracing_for
 from remat.target.configs import by_config, config_of, presets
 from remat.target.devices import ACHIEVED, TARGETS, target_of
@@ -90,16 +94,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def operators(make: Any) -> set[Any]:
+def kernels_of(model: str, batch: int | None = None) -> Sequence[fx.Node]:
     with tracing_for(CUDA):
-        built = build(make, CUDA)
+        built = build(load(model), CUDA, batch=batch)
         captured = capture(built.model, built.args, built.kwargs)
     assert all(p.device == CUDA for p in built.model.parameters())
-    return {node.target for node in dataflow(captured.joint, captured.forward_outputs).kernels}
+    return dataflow(captured.joint, captured.forward_outputs).kernels
 
 
 def test_the_kernels_of_a_cuda_device_are_in_the_graph(script: Path) -> None:
-    halves, singles = operators(load(f"{script}:halves")), operators(load(str(script)))
+    halves, singles = ({node.target for node in kernels_of(name)} for name in (f"{script}:halves", str(script)))
     assert aten._scaled_dot_product_flash_attention.default in halves
     assert aten._scaled_dot_product_flash_attention_backward.default in halves
     assert aten._scaled_dot_product_efficient_attention_backward.default in singles
@@ -110,7 +114,7 @@ def test_the_kernels_of_a_cuda_device_are_in_the_graph(script: Path) -> None:
 def test_nothing_stays_behind_where_there_is_no_device(script: Path) -> None:
     x = torch.ones(3, requires_grad=True)
     (x * x).sum().backward()  # autograd has counted its devices
-    operators(load(f"{script}:halves"))
+    kernels_of(f"{script}:halves")
     x = torch.ones(3, requires_grad=True)
     (x * x).sum().backward()
     assert x.grad is not None
@@ -140,10 +144,7 @@ def test_attention_is_chosen_as_on_the_device() -> None:
 
 
 def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> None:
-    with tracing_for(CUDA):
-        built = build(load(f"{script}:halves"), CUDA, batch=64)
-        captured = capture(built.model, built.args, built.kwargs)
-    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    kernels = kernels_of(f"{script}:halves", batch=64)
     h100 = target_of("h100")
     priced = price(kernels, h100)
     assert set(priced.classes.values()) <= set(ACHIEVED)
@@ -187,20 +188,12 @@ def test_workspaces_that_nothing_tells_are_named() -> None:
 
 @pytest.mark.thorough
 def test_recorded_costs_count_where_the_device_says_under_which_name(script: Path) -> None:
-    from dataclasses import replace
-
-    from remat.planning.profiles import Profile
-    from remat.profiling.profile import signature
-
     class Table:
         def get(self, device: str, signatures: Any) -> dict[str, Profile]:
             assert device == "cuda this kind"
             return {s: Profile(77, 5) for s in signatures if s == wanted}
 
-    with tracing_for(CUDA):
-        built = build(load(f"{script}:halves"), CUDA)
-        captured = capture(built.model, built.args, built.kwargs)
-    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    kernels = kernels_of(f"{script}:halves")
     wanted = signature(kernels[3])
     priced = price(kernels, replace(target_of("h100"), profiles="cuda this kind"), Table())
     assert priced.profiled.shared == 1
