@@ -79,12 +79,10 @@ def test_no_overhead_allowed_is_plain_training() -> None:
 @pytest.mark.slow
 def test_an_optimizer_takes_room() -> None:
     """Adam's two moments are counted before they exist."""
-    asked: dict[str, Any] = {"max_overhead": 0.0, "planner": "greedy", "multiple_of": 4}
+    asked: dict[str, Any] = {"budget": plain_bytes(64) + MIB, "max_overhead": 0.0, "planner": "greedy"}
     with_adam, without = (
-        remat.max_batch(
-            net, lambda b: {"input": numbers(b, 128)}, plain_bytes(64) + MIB, make_optimizer=make_optimizer, **asked
-        )
-        for make_optimizer in (lambda m: torch.optim.Adam(m.parameters()), None)
+        remat.max_batch(net, lambda b: {"input": numbers(b, 128)}, multiple_of=4, make_optimizer=made, **asked)
+        for made in (lambda m: torch.optim.Adam(m.parameters()), None)
     )
     assert with_adam.batch < without.batch
 

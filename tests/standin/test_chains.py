@@ -13,7 +13,7 @@ from client.small_models import numbers
 from client.test_chain_training import MeanSquare, convolutions
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
-from remat.lowering.link import StreamLink, UnderWay, link_of
+from remat.lowering.link import UnderWay, link_of
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
@@ -60,13 +60,6 @@ def offloading() -> Offloading:
 def test_transfers_leave_plain_bits_however_late_they_run(lazy: bool, offloading: Offloading) -> None:
     with device.lazy_streams(lazy):
         assert measure.differences(offloading.outcome(False), offloading.outcome(True)) == []
-
-
-def test_a_link_that_never_waits_is_seen(offloading: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = offloading.outcome(False)
-    monkeypatch.setattr(StreamLink, "wait", lambda self, token: None)
-    monkeypatch.setattr(UnderWay, "__del__", lambda self: None)
-    assert measure.differences(plain, offloading.outcome(True))
 
 
 def test_an_error_between_transfer_and_wait_frees_nothing_under_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

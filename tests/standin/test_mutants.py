@@ -36,19 +36,6 @@ def peak_is_predicted(case: Case) -> bool:
     return not peaks_off(whole, step, [everything_again(step)])
 
 
-def replay_from_now(patch: pytest.MonkeyPatch) -> None:
-    """A recomputation draws new numbers."""
-
-    def replay(state: torch.Tensor, device: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-        now = of(device).generator_state()
-        try:
-            return target(*args, **kwargs)
-        finally:
-            of(device).set_generator_state(now)
-
-    patch.setattr(lower, "replay", replay)
-
-
 def replay_that_stays(patch: pytest.MonkeyPatch) -> None:
     """A recomputation draws the numbers again, and leaves the generator where they ended."""
 
@@ -72,7 +59,6 @@ def nothing_is_freed_early(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutate", "case", "check"),
     [
-        (replay_from_now, "mlp_with_dropout", bits_are_plain),
         (replay_that_stays, "mlp_with_dropout", bits_are_plain),
         (no_rounding, "tied_weights", peak_is_predicted),
         (nothing_is_freed_early, "mlp_with_dropout", peak_is_predicted),

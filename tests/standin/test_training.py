@@ -18,7 +18,7 @@ from client.test_exact import callable_of, everything_again, outcome, random_pla
 from client.test_target import SCRIPT, remat_command
 from client.transferring import linked, with_transfers
 from remat.lowering import transfers
-from remat.lowering.link import StreamLink, UnderWay
+from remat.lowering.link import UnderWay
 from remat.planning.plan_file import PlanFile, difference
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
@@ -70,12 +70,6 @@ def test_transfers_leave_plain_bits_however_late_they_run(name: str, lazy: bool,
             assert measure.differences(plain, outcome(case, callable_of(case, step, plan))) == []
 
 
-def no_wait_at_all(patch: pytest.MonkeyPatch) -> None:
-    """Neither direction is waited for."""
-    patch.setattr(StreamLink, "wait", lambda self, token: None)
-    patch.setattr(UnderWay, "__del__", lambda self: None)
-
-
 def no_wait_for_copies_back(patch: pytest.MonkeyPatch) -> None:
     """Ops read what is still under way."""
 
@@ -96,7 +90,7 @@ def no_wait_for_copies_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnderWay, "__del__", lambda self: None)
 
 
-@pytest.mark.parametrize("mutate", [no_wait_at_all, no_wait_for_copies_back, no_wait_for_copies_out])
+@pytest.mark.parametrize("mutate", [no_wait_for_copies_back, no_wait_for_copies_out])
 def test_a_wait_that_is_forgotten_is_seen(
     mutate: Callable[[pytest.MonkeyPatch], None], profiles: DiskProfiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
