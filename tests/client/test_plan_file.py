@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import step_differences
 from client.test_shared import Broken
 from client.transferring import Mover
 from remat.planning.plan_file import PlanFile, difference
-from remat.profiling.measure import differences, forward_backward, outcome, peak_memory
+from remat.profiling.measure import peak_memory
 from remat_ir import Answer, InvalidData, graph_of
 
 
@@ -61,8 +62,7 @@ def test_a_restarted_job_runs_the_same_plan_and_asks_nobody(saved: Path, budget:
     trained = remat.optimize(model, X, budget=budget, plan=saved, planner=Deaf())
     (planned,) = remat.plans_of(trained).plans
     assert planned.answer.plan == PlanFile(saved).steps[0].answer.plan
-    plain, mine = outcome(model, forward_backward(model, (X,))), outcome(trained, forward_backward(trained, (X,)))
-    assert differences(plain, mine) == []
+    assert step_differences(net(), model, (X,)) == []
 
 
 def test_enable_takes_a_plan_file_too(saved: Path) -> None:

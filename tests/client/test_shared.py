@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from client.comparing import equal
+from client.comparing import equal, gradients
 from drawn import examples
 from remat.compile.sized import Backend
 from remat.planning import division
@@ -87,10 +87,6 @@ def in_flight(g: Any, d: Any, x: torch.Tensor) -> None:
         losses.append(d(g(x)).square().mean())
         losses.pop(0).backward()
     losses.pop().backward()
-
-
-def gradients(*modules: nn.Module) -> list[torch.Tensor]:
-    return [p.grad.clone() for module in modules for p in module.parameters() if p.grad is not None]
 
 
 def cleared(*modules: nn.Module) -> None:

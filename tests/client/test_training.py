@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import step_differences
 from client.small_models import FeedForward, Mlp, numbers
 from client.test_chain_training import MeanSquare
 from remat._compat import FakeTensor, FakeTensorMode
@@ -48,9 +49,7 @@ def test_it_trains_like_the_original_inside_the_budget(trained) -> None:  # type
     x = (numbers(512, 64),)
     original = remat.disable(copy.deepcopy(trained))
     state = {name: t.clone() for name, t in original.state_dict().items()}
-    plain = measure.outcome(original, measure.forward_backward(original, x))
-    planned = measure.outcome(trained, measure.forward_backward(trained, x))
-    assert measure.differences(plain, planned) == []
+    assert step_differences(original, trained, x) == []
     trained.load_state_dict(state)
     trained.zero_grad()
     peak = measure.peak_memory(measure.forward_backward(trained, x)).peak_bytes

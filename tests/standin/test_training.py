@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import remat
+from client.comparing import step_differences
 from client.small_models import Case
 from client.test_exact import callable_of, everything_again, outcome, random_plan
 from client.test_target import SCRIPT, remat_command
@@ -119,6 +120,4 @@ def test_a_plan_for_a_named_device_trains_on_it_bit_for_bit(tmp_path: Path) -> N
     assert difference(here.step.graph, planned.graph) is None
     assert here.step.graph.value_bytes == planned.graph.value_bytes
     assert here.answer.plan == planned.answer.plan
-    plain = measure.outcome(model, measure.forward_backward(model, args))
-    by_plan = measure.outcome(trained, measure.forward_backward(trained, args))
-    assert measure.differences(plain, by_plan) == []
+    assert step_differences(model, trained, args) == []
