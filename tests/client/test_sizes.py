@@ -157,29 +157,6 @@ def test_a_quick_plan_asks_nobody_where_a_greedy_walk_fits_and_once_where_none_c
     assert len(planner.asked) == 1
 
 
-class Failing:
-    """A planner that has no answer but the first."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
-        self.asked += 1
-        if self.asked > 1:
-            raise RuntimeError("the planner is gone")
-        return OnDemand(0.7, max_gap=0.01).plan(problem)
-
-
-@pytest.mark.thorough
-def test_training_goes_on_by_the_known_plan_when_no_better_comes(caplog: pytest.LogCaptureFixture) -> None:
-    trained = remat.optimize(Net(), (numbers(256, 64),), budget=remat.Fraction(1), planner=Failing())
-    x = numbers(128, 64)
-    found = remat.plans_of(trained).plan_for((x,))
-    found.better.wait(60)
-    trained(x).backward()
-    assert "the planner is gone" in caplog.text
-
-
 def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
     def problem(rows: int, fraction: float, depth: int = 3) -> tuple[Any, Problem]:
         module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(depth)])
