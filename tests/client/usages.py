@@ -180,9 +180,7 @@ def custom_operator_that_writes_a_buffer() -> Case:
         noted(x.detach(), module.largest)
         return x / (1 + module.largest)
 
-    module = Around(middle)
-    module.register_buffer("largest", torch.zeros(WIDTH))
-    return Case(module, (numbers(8, WIDTH),), {}, mean_square)
+    return around(middle, largest=nn.Buffer(torch.zeros(WIDTH)))
 
 
 class ByOut(torch.autograd.Function):
@@ -417,9 +415,7 @@ def buffer_that_is_assigned_anew() -> Case:
         module.average = 0.9 * module.average + 0.1 * x.detach().mean(0)
         return x - module.average
 
-    module = Around(middle)
-    module.register_buffer("average", torch.zeros(WIDTH))
-    return Case(module, (numbers(8, WIDTH),), {}, mean_square)
+    return around(middle, average=nn.Buffer(torch.zeros(WIDTH)))
 
 
 @usage("a counter")
@@ -494,9 +490,7 @@ def generator_in_forward() -> Case:
     def middle(module: Any, x: torch.Tensor) -> torch.Tensor:
         return x + torch.randn(x.shape, generator=module.generator)
 
-    module = Around(middle)
-    module.__dict__["generator"] = torch.Generator().manual_seed(3)
-    return Case(module, (numbers(8, WIDTH),), {}, mean_square)
+    return around(middle, generator=torch.Generator().manual_seed(3))
 
 
 @usage("numpy")
