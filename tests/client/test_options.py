@@ -14,12 +14,11 @@ import remat
 from client.commands import command as command  # a fixture
 from client.planners import Noting
 from client.small_models import numbers
-from remat.planning.coordinator import Coordinator
 from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
 from remat.planning.planner import planner_for
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
-from remat_ir import Answer, Graph, InvalidData, Problem, Status
+from remat_ir import Answer, InvalidData, Problem
 
 
 class Untouched(nn.Module):
@@ -303,19 +302,3 @@ def test_a_plan_method_that_cannot_be_asked_is_refused() -> None:
 
     with pytest.raises(InvalidData, match=r"the method `plan` of Old must take \(problem, options, \*, on_progress\)"):
         planner_for(Old())
-
-
-def test_alone_nothing_is_said_between_processes() -> None:
-    """The coordinator of one process: each call is its own."""
-    coordinator, graph = Coordinator(), Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
-    problem = Problem(graph, 10)
-    answer = Answer(Status.NOTHING_FOUND, "none", 10)
-    assert not coordinator.in_step
-    assert coordinator.costs({"a": (1, 2)}) == {"a": [1, 2]}
-    assert coordinator.answer(problem, lambda: answer) is answer
-    assert coordinator.later(problem, lambda: answer).result(60) is answer  # type: ignore[call-arg]
-    assert coordinator.share(lambda: (1, 2)) == (1, 2)
-    assert coordinator.least([3, 1]) == coordinator.most([3, 1]) == [3, 1]
-    coordinator.same(problem)
-    table = planner_for("greedy").profiles
-    assert coordinator.table(table) is table
