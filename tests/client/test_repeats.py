@@ -1,6 +1,6 @@
 """Blocks that repeat are traced a few times and copied: the graph is the one that a trace of all of them gives.
 
-In transformers, too, and in stacks that are more than a chain, which are copied or traced whole.
+In stacks that are more than a chain, too, which are copied or traced whole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.models.subject import transformer
 from torch import fx, nn
 
 from client.small_models import Case, mean_square, numbers
@@ -57,8 +56,8 @@ def described(joint: fx.GraphModule) -> list[Any]:
 class Both:
     """The joint graphs of a call: as it is captured, and traced whole."""
 
-    def __init__(self, module: nn.Module, args: Sequence[Any] = (), **kwargs: Any) -> None:
-        traced = capture(module, args, kwargs)
+    def __init__(self, module: nn.Module, args: Sequence[Any]) -> None:
+        traced = capture(module, args)
         self.descriptor, self.captured = traced.descriptor, described(traced.joint)
         with _compat.traced_alone():
             whole = _compat.export_joint(traced.module, traced.inputs)
@@ -300,27 +299,6 @@ def test_an_input_that_needs_a_gradient_and_blocks_of_a_frozen_stack() -> None:
     assert Both(module, (numbers(2, 6, 16, requires_grad=True),)).same
     module.blocks[5:].requires_grad_(True)
     assert Both(module, example()).same
-
-
-FEW = {"num_hidden_layers": 7, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
-T5 = {"decoder_start_token_id": 0, "num_layers": 7, "d_model": 32, "num_heads": 2, "d_ff": 48, "d_kv": 16}
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_layer": 7, "n_embd": 32, "n_head": 2, "n_positions": 12}),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", {**FEW, "num_key_value_heads": 1}),
-    "bert": ("BertForMaskedLM", "BertConfig", FEW),
-    "albert": ("AlbertForMaskedLM", "AlbertConfig", {**FEW, "embedding_size": 16, "hidden_dropout_prob": 0.1}),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", MODELS)
-def test_transformers(name: str, said: Callable[[], str]) -> None:
-    kind, config, sizes = MODELS[name]
-    model: Any = transformer(kind, config, vocab_size=60, use_cache=False, **sizes)
-    tokens = torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1))
-    assert Both(model.train(), input_ids=tokens, labels=tokens).same
-    assert "were traced, the others are copies" in said()
 
 
 @pytest.mark.thorough

@@ -244,7 +244,7 @@ DECODERS = {
     "t5": (
         "T5ForConditionalGeneration",
         "T5Config",
-        {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+        {"vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 7, "num_heads": 2},
     ),
 }
 
@@ -269,6 +269,7 @@ def test_models_of_transformers_train_bit_for_bit_at_many_lengths(name: str, cap
             assert measure.differences(expected, found) == [], length
     assert WITH_SYMBOLS in caplog.text
     assert "traced by itself" not in caplog.text
+    assert "were traced, the others are copies" in caplog.text
     alike = 6 if name == "llama" else 7
     assert name == "t5" or caplog.text.count(f"the model repeats {alike} blocks") >= 2
 
