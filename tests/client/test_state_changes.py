@@ -193,11 +193,11 @@ def as_before() -> Any:
     nn.modules.module._global_backward_hooks.clear()
 
 
-def planned(way: str, model: nn.Module, **options: Any) -> nn.Module:
-    x = torch.ones(256, 16)
+def planned(way: str, model: nn.Module) -> nn.Module:
+    given: dict[str, Any] = {"budget": remat.Fraction(1.0), "planner": "greedy", "mode": "graph"}
     if way == "enable":
-        return remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", mode="graph", **options)
-    return remat.optimize(model, (x,), budget=remat.Fraction(1.0), planner="greedy", mode="graph", **options)
+        return remat.enable(model, **given)
+    return remat.optimize(model, (torch.ones(256, 16),), **given)
 
 
 def step(model: nn.Module, run: nn.Module, seed: int, *more: Any) -> list[torch.Tensor | None]:

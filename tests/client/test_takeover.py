@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import remat
@@ -139,16 +138,6 @@ class Doubled(TorchFunctionMode):
         return made * 2 if func is torch.relu else made
 
 
-class Counted(TorchDispatchMode):
-    """The matrix products that ran."""
-
-    products = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        Counted.products += "mm" in str(func)
-        return func(*args, **(kwargs or {}))
-
-
 def amp(**options: Any) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, **options)
 
@@ -187,7 +176,6 @@ STATES: dict[str, Callable[[], Any]] = {
     "default device": lambda: torch.device("meta"),
     "default dtype": lambda: put(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "function mode": Doubled,
-    "dispatch mode": Counted,
     "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "deterministic": lambda: put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
@@ -203,8 +191,8 @@ WHOLE: dict[str, Callable[[], Any]] = {
 }
 """What both passes must run in, where kernels round by it and a plan runs them again in the backward pass."""
 
-CASES = [("optimize", name) for name in (*STATES, *WHOLE) if name != "dispatch mode"]
-"""Every state by one way; under a dispatch mode Dynamo runs the code as it is."""
+CASES = [("optimize", name) for name in (*STATES, *WHOLE)]
+"""Every state by one way."""
 CASES += [("backend", name) for name in ("autocast", "function mode", "saved-tensor hooks", "threads")]
 
 
