@@ -58,6 +58,7 @@ def test_who_configures_logging_is_left_alone(first: str, tmp_path: Path) -> Non
     assert said(first, tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_one_rank_of_a_job_speaks(tmp_path: Path) -> None:
     assert said("", tmp_path, RANK="3") == []
     assert len(said("", tmp_path, RANK="0")) >= 5

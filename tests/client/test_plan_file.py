@@ -159,6 +159,7 @@ def test_each_way_in_which_a_graph_may_differ_is_seen() -> None:
     assert difference(named, replace(named, op_names=("x:mm", "y:mm", "z:mm"))) is None
 
 
+@pytest.mark.thorough
 def test_the_plans_of_a_divided_budget_are_taken_without_a_planner(tmp_path: Path) -> None:
     """Those of each graph of a forward that breaks, within the budget that they shared."""
     model, x, path = Broken(), torch.randn(256, 128), tmp_path / "plan.json"

@@ -63,6 +63,7 @@ def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) ->
     same(found, name)
 
 
+@pytest.mark.thorough
 def test_ranks_share_one_budget_over_the_graphs_of_a_broken_forward(found: list[dict[str, Any]]) -> None:
     """By the same division on each, whichever of them had more there in the step that was watched."""
     same(found, "broken")
@@ -193,6 +194,7 @@ def test_a_step_with_collectives_peaks_as_predicted(apart: list[dict[str, Any]],
             assert 0.95 * predicted <= measured <= predicted + found["held"]
 
 
+@pytest.mark.thorough
 def test_collectives_have_the_price_of_their_link(apart: list[dict[str, Any]]) -> None:
     """It is the first rank's on all of them; each runs once where that is more than a kernel of its size costs."""
     same(apart, "priced")

@@ -131,7 +131,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", first(2, CHANGES))
 def test_a_block_that_differs_is_not_a_copy(change: str) -> None:
     """The blocks before and after it are, each as a run."""
     module = Stack(count=13)
@@ -165,6 +165,7 @@ def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
     assert "changes no plan: NotAlike" in said()
 
 
+@pytest.mark.thorough
 def test_a_search_for_blocks_that_fails_leaves_the_capture_as_it_was(
     said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

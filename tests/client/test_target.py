@@ -561,6 +561,7 @@ def test_the_page_lists_the_presets() -> None:
     assert text.split("\n")[2:] == rows, "\n".join(rows)
 
 
+@pytest.mark.thorough
 def test_a_rank_has_its_share_of_a_sequence_and_of_the_experts() -> None:
     """Tokens and experts are shared; an attention runs once with the keys and values of each rank."""
     mixtral = by_config(small("mistralai/Mixtral-8x7B-v0.1"), 256)

@@ -43,6 +43,7 @@ def test_a_newer_torch_is_named_once_in_the_log() -> None:
     assert "was tried with" not in tried.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("before", "named"),
     [

@@ -22,7 +22,7 @@ from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_peak, plain_plan, verify
 from remat_ir.greedy import least_memory
 
-QUICK = ("gpt2",)
+EACH_CHANGE = ("gpt2",)
 
 
 def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
@@ -32,7 +32,13 @@ def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
     return behind(case.module, lambda inputs: run(*inputs))
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in named("tiny")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in EACH_CHANGE else pytest.mark.slow)
+        for name in named("tiny")
+    ],
+)
 def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: DiskProfiles) -> None:
     subject = build(name)
     case = Case(subject.model, (), dict(subject.inputs), None)
@@ -50,7 +56,7 @@ def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: D
         assert isinstance(found, Plan)
         plans.append(found)
         assert running_peak(step, found) <= budget
-    if name not in QUICK:
+    if name not in EACH_CHANGE:
         solved = LocalPlanner().plan(Problem(graph, (least + plain) // 2), SolveOptions(time_limit_s=3)).plan
         assert isinstance(solved, Plan)
         plans.append(solved)

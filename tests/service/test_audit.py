@@ -53,6 +53,7 @@ def _edited(filled: Path, folder: Path, *changes: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_sound_store_passes_and_its_sample_is_solved_again(filled: Path) -> None:
     code, said = _audit(filled, "--sample", "9", "--seconds", "10")
     assert code == 0, said

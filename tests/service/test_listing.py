@@ -44,7 +44,9 @@ def listed(service: Service, limit: int = 200, **asked: Any) -> list[dict[str, A
         after = {"after": page["next"]}
 
 
-@pytest.mark.parametrize("sort", ["created_at", "status", "ops", "budget_bytes", "overhead", "gap", "seconds"])
+@pytest.mark.parametrize(
+    "sort", first(2, ["created_at", "gap", "status", "ops", "budget_bytes", "overhead", "seconds"])
+)
 @pytest.mark.parametrize("order", first(1, ["asc", "desc"]))
 def test_pages_put_together_are_the_sorted_list(own: Service, sort: str, order: str) -> None:
     """In any order and with any size of page each request comes once, and what has no value comes last or first."""

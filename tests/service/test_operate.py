@@ -33,6 +33,7 @@ def _endless(tenant: Tenant, seed: int) -> str:
     return str(reply.json()["id"])
 
 
+@pytest.mark.thorough
 def test_an_operator_lists_and_ends_solves(locked: Service, chief: Tenant) -> None:
     """By command and by route; who waited is answered, and what was done is written down with who did it."""
     team = Tenant(locked, cli(locked, "keys", "create", "team", "--new-tenant"))

@@ -54,6 +54,7 @@ def test_sweeps_fold_and_open(visit: Visit, stored: Stored) -> None:
     expect(tab.locator("a", has_text="curve").first).to_have_attribute("href", f"#/sweep/{stored.sweeps[1]}")
 
 
+@pytest.mark.thorough
 def test_the_list_is_filtered_and_sorted_by_the_address(visit: Visit, stored: Stored) -> None:
     """Filters and the order are the address, so that it can be sent to somebody; headers say the order."""
     visit.go("", ROWS)

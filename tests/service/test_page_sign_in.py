@@ -115,6 +115,7 @@ def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> 
         here.leave(but=REFUSED)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("look", LOOKS)
 def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service, look: tuple[str, str]) -> None:
     name = f"team-{'-'.join(look)}"

@@ -129,6 +129,7 @@ def test_a_bound_that_is_gone_is_a_miss(own: Service) -> None:
     assert _recalls(own) == before
 
 
+@pytest.mark.thorough
 def test_a_better_plan_replaces_what_is_remembered(service: Service) -> None:
     """The same body after a better plan was stored: the better plan."""
     graph = hard_graph(14, 8)

@@ -87,6 +87,7 @@ def _rows(folder: Path) -> dict[str, int]:
         return {table: database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 
 
+@pytest.mark.thorough
 def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered: Any) -> None:
     """Neither a server nor a command goes on with it; one sentence says why."""
     _, _, url = answered

@@ -41,6 +41,7 @@ def refused(service: Service, *arguments: str) -> str:
     return str(done.exception)
 
 
+@pytest.mark.thorough
 def test_a_tenant_joins_and_leaves(own: Service) -> None:
     """Members share what they store in the group: not what they had before, and not after they have left."""
     anna, bert = tenant(own, "anna"), tenant(own, "bert")
