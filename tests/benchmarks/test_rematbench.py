@@ -308,6 +308,11 @@ def test_the_page_counts_what_is_proved() -> None:
     assert "| all | 3 | 2 | 1 (33 %) | 1 |" in text
     assert "| *training* | 2 | 2 | 1 (50 %) | 1 |" in text
     assert "| greedy | 1 | 1 |" in text
+    more_time = auto(SMALL, 4, 1500, 1000) | {"seconds_given": 60.0}
+    given_more = page([*rows, more_time], [f"{SMALL}@4"])
+    assert "| *training* | 2 | 2 | 1 (50 %) | 1 | 6." in given_more
+    assert "| *training*, 60 s | 2 | 2 | 1 (50 %) | 1 | 5." in given_more
+    assert "| auto | 1 | 1 |" in given_more
     last = text.splitlines()[-3:]
     assert last[0].startswith("| dag-100-s1@5 | 100 | – | 0.00 | 100.00")
     assert last[1] == f"| {SMALL}@4 | {entries[SMALL]['ops']} | 100.00 | 0.00 | 50.00 |"
