@@ -214,7 +214,7 @@ def _rank(rank: int, address: str, found: Any) -> None:
         torch.manual_seed(0)
         model: nn.Module = Net()
         if planned:
-            remat.enable(model, **AGAIN)
+            remat.enable(model, **AGAIN | {"budget": remat.ActivationBytes("1GiB")})
         call = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)  # several buckets
         torch.manual_seed(1 + rank)
         for _ in range(3):
