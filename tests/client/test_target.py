@@ -555,6 +555,17 @@ def test_a_model_fits_by_its_configuration(command: Any, tmp_path: Path) -> None
     assert found["fixed_bytes"]["inputs"] == 4 * 32 * 8
 
 
+@pytest.mark.thorough
+def test_methods_are_compared_on_a_configuration(command: Any, tmp_path: Path) -> None:
+    """Not taken for a graph file, whose name ends in the same way."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(small("openai-community/gpt2") | {"n_positions": 32}))
+    ran = command("compare", config, "-d", "h100", "-b", "100%", "--methods", "greedy", "--local", "--json", "-q")
+    assert ran.code == 0, ran.err
+    ways = {row["way"]: row["overhead"] for row in ran.data["ways"]}
+    assert ways["plain"] == ways["greedy"] == 0
+
+
 def test_the_page_lists_the_presets() -> None:
     rows = [f"| `{name}` | {preset.parameters / 1e6:,.0f} |" for name, preset in presets().items()]
     text = PAGE.read_text().split("<!-- presets: begin -->\n\n")[1].split("\n\n<!-- presets: end -->")[0]

@@ -393,7 +393,9 @@ class Way(NamedTuple):
     help="Put methods and checkpoints next to each other on one step: MODEL, or a graph file with names." + EXAMPLE
 )
 def compare(
-    model: Annotated[str, typer.Argument(metavar="MODEL|FILE", help="SCRIPT:make_model, or a graph file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|FILE", help="SCRIPT:make_model, a config.json, a preset, or a graph file.")
+    ],
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB, or 50% of what plain training needs.")
     ] = None,
@@ -417,7 +419,7 @@ def compare(
     asked = [solve_options_of(method, time_limit, max_gap, name=name) for method in words]
     planner = asked_planner(base_url, local, options_of(option))
     step = None
-    if Path(model).suffix == ".json" or model == "-":
+    if _is_graph_file(model):
         graph = read_subject(Path(model))
         if not isinstance(graph, Graph):
             raise InvalidData(f"{model}: ways to train are compared for graphs only")
@@ -441,6 +443,18 @@ def compare(
             if row["overhead"] is None:
                 console.print(f"{row['way']}: {row['ending']}", soft_wrap=True)
     return 0
+
+
+def _is_graph_file(text: str) -> bool:
+    """Whether a graph is meant: standard input, or a JSON file that is no configuration of a model."""
+    if Path(text).suffix != ".json":
+        return text == "-"
+    try:
+        data = json.loads(Path(text).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True  # whoever reads it as a graph says what is wrong
+    known = isinstance(data, dict) and "format" not in data and ("model_type" in data or "_class_name" in data)
+    return not known
 
 
 def _peer(name: str, make: Callable[[Graph], Plan], problem: Problem) -> Way:
