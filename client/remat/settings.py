@@ -1,6 +1,6 @@
 """Where the client's settings come from: arguments first, then the environment.
 
-REMAT_BASE_URL     the service, such as http://127.0.0.1:8765; unset means none
+REMAT_BASE_URL     the service, such as http://127.0.0.1:8750; unset means none
 REMAT_API_KEY      its key, if it asks for one
 REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
