@@ -108,8 +108,8 @@ def explain(
 
     Args:
         model: one that `optimize` or `enable` was called for: each of its plans is explained, that of the example
-            arguments among them, if any are given. Or any module, with the other arguments of `optimize` but `plan`: its
-            step is planned, as there, and explained; nothing is trained, and the plan is remembered.
+            arguments among them, if any are given. Or any module, with the other arguments of `optimize` but `plan`:
+            its step is planned, as there, and explained; nothing is trained, and the plan is remembered.
         depth: how many parts of a module's path tell modules apart.
         rows: the most modules that a table lists.
 
