@@ -24,7 +24,8 @@ class Settings(BaseSettings):
     database_pool: int = Field(
         default=10,
         ge=2,
-        description="Connections to the database that a process opens at most, besides three to listen.",
+        description="Connections to the database that a process opens at most, besides two for notes and a worker's "
+        "five for jobs.",
     )
     statement_timeout_s: float = Field(
         default=60.0,
