@@ -206,7 +206,7 @@ def predict(
 
     Args:
         make_model: returns `(model, args)` or `(model, args, kwargs)`; if it takes `batch`, the largest is looked for.
-        device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
+        device: by its name, such as "h100" (`devices.toml` has them), or the path of a table in a TOML or JSON file.
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
         release_gradients: say also what it is with `release_gradients=True`, which needs an optimizer.
         parallel: ranks that the job is spread over, such as "fsdp=8,tp=2": see `remat.target.step.Parallel`. All
