@@ -396,9 +396,7 @@ def compare(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|FILE", help="SCRIPT:make_model, a config.json, a preset, or a graph file.")
     ],
-    budget: Annotated[
-        str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB, or 50% of what plain training needs.")
-    ] = None,
+    budget: options.Budget = None,
     budget_fraction: options.Fraction = None,
     methods: Annotated[str, typer.Option("--methods", metavar="LIST", help="Methods of the solver.")] = METHODS,
     device: options.Device = None,

@@ -12,7 +12,9 @@ from ..target.devices import TARGETS
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A graph, chain or join file; - is standard input.")]
 Budget = Annotated[
     str | None,
-    typer.Option("--budget", "-b", metavar="SIZE", help="4GiB, bytes, or 50% of what plain training needs."),
+    typer.Option(
+        "--budget", "-b", metavar="SIZE", help="4GiB, bytes, or 50% of what plain training needs beyond fixed bytes."
+    ),
 ]
 Fraction = Annotated[
     float | None,
