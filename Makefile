@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+# of tests: three for two cores, since many wait for servers and processes
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) * 3 // 2)')
 QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
@@ -45,24 +47,24 @@ test: $(STAMP)  ## the checks and every test that is quick, side by side
 	@$(MAKE) --no-print-directory -j 2 lint test-quick
 
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m '$(QUICK)'
 
 # a property draws all of its examples here, and a quarter of them in `make test`
 test-thorough: $(STAMP)  ## the tests that a change must pass, too, and that take longer than one waits for
-	REMAT_TEST_DEPTH=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+	REMAT_TEST_DEPTH=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal \
 		-m '(thorough or hypothesis) and not slow and not gpu and not standin'
 
 test-properties: $(STAMP)  ## every property with four times as many examples as a change must pass
-	REMAT_TEST_DEPTH=4 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'hypothesis and not slow and not gpu and not standin'
+	REMAT_TEST_DEPTH=4 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m 'hypothesis and not slow and not gpu and not standin'
 
 test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, or those of TESTS, in an environment without torch and web
-	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/ir tests/solver)
+	.venv-solver/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/ir tests/solver)
 
 test-service: .venv-service/.installed  ## the tests of the service, in an environment without torch
-	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/service)
+	.venv-service/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/service)
 
 test-client: $(STAMP)  ## the tests of the client
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/client)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m '$(QUICK)' $(or $(TESTS),tests/client)
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'

@@ -285,8 +285,7 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", first(0, ODD, 4))
 def test_stacks_that_are_more_than_a_chain(name: str, said: Callable[[], str]) -> None:
     assert Both(ODD[name](), example()).same
     refused = {"statistics": "changes no plan: NotAlike", "all hidden states": "", "batch normalization": ""}
@@ -302,8 +301,7 @@ def test_an_input_that_needs_a_gradient_and_blocks_of_a_frozen_stack() -> None:
     assert Both(module, example()).same
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["in place", "tied weights", "one counter"])
+@pytest.mark.parametrize("name", first(0, ["tied weights", "in place", "one counter"], 1))
 def test_copied_blocks_train_exactly(name: str, profiles: DiskProfiles) -> None:
     """As torch's own aot_eager does, with dropout, twice."""
     case = Case(ODD[name](), example(), {}, mean_square)

@@ -196,7 +196,7 @@ def test_a_second_budget_does_not_run_by_the_first_ones_code() -> None:
         assert not tags.tagged
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_budgets_against_one_warm_cache_under_inductor() -> None:
     """Each partitioner is called once; a third compilation with a known budget comes from the cache."""
     model, x = MODELS["mlp"]()

@@ -353,7 +353,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 described.register_autograd(lambda _, g: g)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_settings_of_the_call_are_in_force_where_a_step_is_traced_once(caplog: pytest.LogCaptureFixture) -> None:
     """Of torch's three modules of settings that tracing reads; the better plan comes of the same trace."""
 

@@ -272,7 +272,7 @@ def greedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "solver" / "remat_solver" / "methods" / "heuristics.py"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_change_of_a_method_is_a_solve_and_one_of_a_comment_is_none(tmp_path: Path, greedy: Path) -> None:
     """What a method ended with counts for the same syntax tree alone; the plan stays, and is no worse."""
     problem = posed(hard_graph(20), 0.6)

@@ -133,7 +133,7 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
         assert own.get(again["id"], 0) == (200, again)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
     """`old,new` on one process after the other, then `new,old`, then `new`: at every step each server gives what any of
     them has stored, and nothing counts as damaged. In another order the first process does not start.
