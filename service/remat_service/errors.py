@@ -30,7 +30,7 @@ class Unauthorized(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """A key without the scope."""
+    """A key without the scope, or a tenant that has been disabled."""
 
 
 class NotFound(ServiceError):

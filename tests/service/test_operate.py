@@ -74,6 +74,22 @@ def test_disabling_a_tenant_ends_what_it_has_under_way(locked: Service, chief: T
 
 
 @pytest.mark.thorough
+def test_disabling_a_tenant_ends_its_searches(locked: Service, chief: Tenant) -> None:
+    """A search asks for one solve after another without a key: it asks for no more."""
+    team = Tenant(locked, cli(locked, "keys", "create", "searching", "--new-tenant"))
+    cli(locked, "tenants", "quota", "searching", "--running", "0")
+    graph = training_graph(12, cost=907)
+    body = {"problem": Problem(graph, 3 * plain_peak(graph)).to_json(), "total_s": 3600}
+    posted = team.http.post("/v1/max-batch", json=body).json()
+    assert not posted["ended"], posted
+    assert chief.http.patch("/v1/operator/tenants/searching", json={"disabled": True}).status_code == 200
+    kept = "SELECT json_extract(about, '$.ended') FROM groups WHERE id = ?"
+    assert eventually(lambda: locked.rows(kept, posted["id"])[0][0]) == "this tenant has been disabled"
+    rows = chief.http.get("/v1/operator/solves", params={"tenant": "searching"}).json()["solves"]
+    assert {row["state"] for row in rows} == {"ended"}
+
+
+@pytest.mark.thorough
 def test_the_operators_view(locked: Service, chief: Tenant) -> None:
     """The same by route, in the terminal and in the metrics."""
     team = Tenant(locked, cli(locked, "keys", "create", "viewed", "--new-tenant"))

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import readable
 
-from ..errors import Conflict, RateLimited
+from ..errors import Conflict, Forbidden, RateLimited
 from ..identity import Caller
 from ..storage.eviction import drop_oldest, rows_bytes
 from ..storage.tables import attachments, graphs, plans, profile_reports, requests, solves, tenants
@@ -30,6 +30,7 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
 
     Raises:
         RateLimited: with the seconds after which it is worth asking again.
+        Forbidden: the tenant has been disabled meanwhile.
     """
     limits = await _limits(connection, caller)
     mine = solves.c.tenant_id == caller.tenant_id
@@ -131,6 +132,8 @@ async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
 async def _limits(connection: AsyncConnection, caller: Caller) -> Any:
     """The tenant's row, locked to the end of the transaction: what one tenant asks for is counted in turn."""
     row = (await connection.execute(_LIMITS, {"tenant": caller.tenant_id})).one()
+    if row.disabled:  # its keys are refused, and a search of its own asks on without one
+        raise Forbidden("this tenant has been disabled")
     if row.scope_id != caller.scope_id:
         raise Conflict("this tenant has just joined or left a sharing group; ask again", retry_after_s=2)
     return row
