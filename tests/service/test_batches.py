@@ -110,6 +110,13 @@ def test_a_limit_of_ones_own(service: Service) -> None:
     assert data["best_batch"] <= data["bound"]
 
 
+def test_a_limit_beyond_every_cost_is_none(service: Service) -> None:
+    """Also where the cost that it allows is more than a float holds."""
+    body = {"problem": Problem(GRAPH, 1).to_json(), "max_overhead": 1e308}
+    data = finished(service, service.http.post("/v1/max-batch", json=body))
+    assert (data["best_batch"], data["bound"], data["most_cost_ns"]) == (None, 0, 2**63)
+
+
 def test_refused(service: Service) -> None:
     plain = {"problem": Problem(GRAPH, 100).to_json()}
     for change, pointer in (

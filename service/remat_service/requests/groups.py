@@ -49,6 +49,9 @@ SWEEP, MAX_BATCH = "sweep", "max-batch"
 _LOOK_S = 1.0
 _POLL_S = 5.0
 
+_NO_LIMIT_NS = 2**63
+"""More than any plan that can be stored costs, and exact in a reader that holds numbers as doubles."""
+
 _MOST = 64
 _BUDGETS, _POINTS = Member(Array(Integer(), 1, _MOST)), Member(Integer(2, _MOST))
 
@@ -168,7 +171,7 @@ def _family(about: dict[str, Any], problem: Problem) -> BatchFamily:
 def _search(family: BatchFamily, found: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     """What a search keeps in its row."""
     total, overhead = family.graph.total_cost_ns, found.get("max_overhead")
-    most = family.most_cost_ns() if overhead is None else int(total * (1 + overhead))
+    most = family.most_cost_ns() if overhead is None else int(min(total * (1 + overhead), _NO_LIMIT_NS))
     ceiling = family.ceiling(lambda graph: least_need(graph)[0])
     search = BatchSearch(0, ceiling if most >= total else 0)
     return {
