@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -183,6 +184,15 @@ def test_warm_start_from_a_named_solve(service: Service) -> None:
     assert data["cost_ns"] is not None
     refused = service.post(Problem(training_graph(3), 10**9), start=first["id"])
     assert (refused[0], refused[1]["pointer"]) == (422, "/start")
+
+
+def test_a_start_that_is_no_solve_is_refused(service: Service) -> None:
+    """Also one that no database takes."""
+    body = {"problem": Problem(training_graph(3, cost=1043), 10**9).to_json(), "method": "greedy"}
+    for start in ("", "x", "0" * 32, "nul\x00", "\ud800"):
+        text = json.dumps(body | {"start": start})
+        reply = service.http.post("/v1/solves", content=text, headers={"Content-Type": "application/json"})
+        assert (reply.status_code, reply.json().get("pointer")) == (422, "/start"), (start, reply.text)
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from ..tenants.quotas import check_quota
 from .parse import Ask
 from .read import find_request, queued_answer
 
+_ID = re.compile("[0-9a-f]{32}")
 _OF_FLIGHT = (
     select(solves.c.id, solves.c.tenant_id, solves.c.priority)
     .where(solves.c.flight_key == bindparam("flight"), ACTIVE)
@@ -41,8 +43,9 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     Raises:
         Invalid: there is no such plan, or it is not valid for this problem.
     """
-    try:
-        plan_id = (await find_request(context, caller, ask.start or "")).plan_id
+    start = ask.start or ""
+    try:  # what is no id may hold what no database takes
+        plan_id = (await find_request(context, caller, start)).plan_id if _ID.fullmatch(start) else None
     except NotFound:
         plan_id = None
     plan_row = None if plan_id is None else await context.store.plan(plan_id)
