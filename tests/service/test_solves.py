@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from remat_ir import Problem, budget_at, plain_peak
+from remat_service.requests.parse import read_ask
+from remat_service.settings import Settings
 from service.serving import (
     Service,
     at_peak,
@@ -106,6 +108,12 @@ def test_a_time_limit_above_the_most_is_refused(service: Service) -> None:
     body = example("solve") | {"time_limit_s": limits["most_time_limit_s"] + 1}
     reply = service.http.post("/v1/solves", json=body)
     assert (reply.status_code, reply.json()["pointer"]) == (422, "/time_limit_s")
+
+
+@pytest.mark.parametrize(("most", "has"), [(5.0, 5.0), (60.0, 60.0), (3600.0, 60.0)])
+def test_a_time_limit_that_is_not_named_is_not_above_the_most_either(most: float, has: float) -> None:
+    ask = read_ask({"problem": example("solve")["problem"]}, Settings(most_time_limit_s=most))
+    assert ask.time_limit_s == has
 
 
 def _solvers(service: Service) -> list[psutil.Process]:

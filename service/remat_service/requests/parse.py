@@ -335,6 +335,8 @@ def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         seconds = asked.get(name)
         if seconds is not None and seconds > most:
             raise Invalid(f"{name} is {seconds:g}, over this service's limit of {most:g}", "/" + name)
+    if Ask.time_limit_s > settings.most_time_limit_s:  # what is not named is no more than may be asked for
+        asked.setdefault("time_limit_s", settings.most_time_limit_s)
     return asked
 
 
