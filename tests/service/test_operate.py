@@ -54,6 +54,25 @@ def test_an_operator_lists_and_ends_solves(locked: Service, chief: Tenant) -> No
 
 
 @pytest.mark.thorough
+def test_who_watches_hears_of_what_a_command_ends(locked: Service) -> None:
+    """A solve that waits is ended by another process: its stream has the end."""
+    team = Tenant(locked, cli(locked, "keys", "create", "watching", "--new-tenant"))
+    cli(locked, "tenants", "quota", "watching", "--running", "0")
+    request = _endless(team, 11)
+    (solve,) = cli(locked, "solves", "list", "--tenant", "watching").split()[:1]
+    with team.http.stream("GET", f"/v1/solves/{request}/events") as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == "retry: 1000"
+        assert cli(locked, "solves", "cancel", solve) == "1 requests ended"
+        alive = 0
+        for line in lines:
+            alive += line == ": alive"
+            assert alive < 4, "the stream goes on after the end"
+            if line == "event: end":
+                break
+
+
+@pytest.mark.thorough
 def test_disabling_a_tenant_ends_what_it_has_under_way(locked: Service, chief: Tenant) -> None:
     """Nothing of it waits or runs any longer, by command or by route; others go on."""
     for seed, how in ((3, "command"), (5, "route")):

@@ -74,9 +74,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         dispatcher = Dispatcher(context)
         if context.settings.embedded:
             dispatcher.start()
-        keepers = [asyncio.create_task(housekeeping(context))]
-        if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
-            keepers.append(asyncio.create_task(poll(context)))
+        # other processes share the database, whose notes may be lost; a command on a SQLite file sends none
+        keepers = [asyncio.create_task(keeper(context)) for keeper in (housekeeping, poll)]
         try:
             await announce(context)
             yield
