@@ -176,6 +176,9 @@ def test_keys_and_tenants_by_route(locked: Service, chief: Tenant) -> None:
     assert made["key"] not in listed
     assert "made" in [row["name"] for row in chief.http.get("/v1/operator/tenants").json()["tenants"]]
     assert chief.http.delete(f"/v1/operator/keys/{made['id']}").status_code == 204
+    for days in (1e7, 1e300):
+        late = chief.http.post("/v1/operator/keys", json={"tenant": "made", "days": days})
+        assert (late.status_code, late.json().get("pointer")) == (422, "/days"), late.text
 
 
 def test_the_scope_is_needed(locked: Service) -> None:

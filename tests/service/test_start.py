@@ -44,6 +44,22 @@ def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name in ("copy.sqlite", "none.sqlite")]
 
 
+def test_what_a_command_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+    """Dates that there are not."""
+    given = {"database_url": f"sqlite:///{tmp_path}/s.sqlite"}
+    key = "0" * 32
+    wrong = (
+        (["keys", "create", "made", "--new-tenant", "--days", "1e7"], "no date 1e+07 days from now"),
+        (["keys", "create", "made", "--new-tenant", "--days", "1e300"], "no date 1e+300 days from now"),
+        (["keys", "create", "made", "--new-tenant", "--days", "nan"], "no date nan days from now"),
+        (["keys", "rotate", key, "--overlap-hours", "2.4e301"], "no date 1e+300 days from now"),
+    )
+    ended = commands_ended(tmp_path, [(arguments, given) for arguments, _ in wrong])
+    for (arguments, expected), (code, said, _) in zip(wrong, ended, strict=True):
+        assert (code, said.count("\n")) == (2, 1), (arguments, said)
+        assert expected in said
+
+
 @pytest.mark.thorough
 def test_a_program_older_than_its_store_says_so(tmp_path: Path) -> None:
     """Such as after a rollback: one sentence that names both revisions, nothing is touched. One step does no harm."""

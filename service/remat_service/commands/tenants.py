@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import typer
@@ -52,7 +51,7 @@ def create(
             if not new_tenant:
                 raise NotFound(f"there is no tenant {tenant!r}; to make it together with the key, add --new-tenant")
             await keys.add_tenant(connection, tenant)
-        expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
+        expires_at = None if days is None else keys.after(days)
         return await keys.add_key(connection, tenant, label, allowed, expires_at)
 
     about = {"tenant": tenant, "label": label, "scopes": allowed}
@@ -89,9 +88,9 @@ def rotate(
     overlap_hours: Annotated[float, typer.Option(help="Hours for which the old key goes on working.")] = 24.0,
 ) -> None:
     """Make a key like another, which ends after the overlap."""
-    overlap = timedelta(hours=overlap_hours)
+    end = keys.after(overlap_hours / 24)
     fresh_id, key, _ = in_database(
-        lambda c: keys.rotate_key(c, key_id, overlap),
+        lambda c: keys.rotate_key(c, key_id, end),
         "keys rotate",
         more=lambda made: {"new_key": made[0], "tenant": made[2]},
         key=key_id,

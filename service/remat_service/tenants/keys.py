@@ -161,8 +161,20 @@ async def add_key(
     return key_id, key
 
 
-async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelta) -> tuple[str, str, str]:
-    """A new key like an old one, which goes on working for `overlap`: (id, key, tenant).
+def after(days: float) -> datetime:
+    """The moment so many days from now.
+
+    Raises:
+        Invalid: there is no such date.
+    """
+    try:
+        return SYSTEM.now() + timedelta(days=days)
+    except (OverflowError, ValueError):
+        raise Invalid(f"there is no date {days:g} days from now", "/days") from None
+
+
+async def rotate_key(connection: AsyncConnection, key_id: str, end: datetime) -> tuple[str, str, str]:
+    """A new key like an old one, which goes on working up to `end`: (id, key, tenant).
 
     Raises:
         NotFound: there is no such key, or it is revoked.
@@ -172,7 +184,6 @@ async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelt
     if row is None:
         raise NotFound(f"there is no valid key {key_id!r}")
     fresh = await add_key(connection, row.name, row.label, row.scopes.split())
-    end = SYSTEM.now() + overlap
     if row.expires_at is None or row.expires_at > end:
         await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
     return *fresh, row.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -10,7 +9,6 @@ from sqlalchemy import select
 
 from remat_ir.document import Array, Document, Flag, Integer, Member, Number, Text
 
-from ...clock import SYSTEM
 from ...identity import OPERATE, Caller
 from ...requests import operate
 from ...requests.completion import cancel_tenant
@@ -172,7 +170,7 @@ async def add_key(request: Request, context: Here, caller: Operator) -> Any:
     found = await read_document(request, KEY_REQUEST)
     scopes = list(found.get("scopes", ("solve", "read")))
     days = found.get("days")
-    expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
+    expires_at = None if days is None else keys.after(days)
     async with context.database.write() as connection:
         key_id, key = await keys.add_key(connection, found["tenant"], found.get("label") or "", scopes, expires_at)
         about = {"tenant": found["tenant"], "scopes": scopes, "key": key_id}
