@@ -12,10 +12,12 @@ from sqlalchemy import func, select, update
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import Context
+from remat_service.errors import Invalid
 from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
 from remat_service.storage.tables import requests
+from remat_service.tenants.quotas import QUOTAS
 from service.database import default_tenant, process, request_row
-from service.serving import Service, at_peak, eventually, open_problem, served, training_graph
+from service.serving import Service, at_peak, command, eventually, open_problem, served, serving, training_graph
 from service.test_tenants import Tenant, cli
 
 locked = served(workers=1, require_keys="true")
@@ -179,6 +181,22 @@ def test_keys_and_tenants_by_route(locked: Service, chief: Tenant) -> None:
     for days in (1e7, 1e300):
         late = chief.http.post("/v1/operator/keys", json={"tenant": "made", "days": days})
         assert (late.status_code, late.json().get("pointer")) == (422, "/days"), late.text
+
+
+@pytest.mark.thorough
+def test_limits_that_no_column_holds_are_refused(tmp_path: Path, url: str) -> None:
+    """The same on both databases, by command and by route; the largest are taken."""
+    with serving(tmp_path, database_url=url, workers=1) as own:
+        path = "/v1/operator/tenants/default"
+        for quota in QUOTAS:
+            widest = quota in ("most_solver_seconds", "most_stored_bytes")
+            reply = own.http.patch(path, json={quota: 2**31})
+            assert reply.status_code == (200 if widest else 422), (quota, reply.text)
+            assert widest or reply.json()["pointer"] == f"/{quota}"
+            assert own.http.patch(path, json={quota: 2**31 - 1}).json()[quota] == 2**31 - 1
+        for option, number in (("--requests", 2**31), ("--stored-bytes", 2**63)):
+            done = command(url, "tenants", "quota", "default", option, str(number))
+            assert isinstance(done.exception, Invalid), done.output
 
 
 def test_the_scope_is_needed(locked: Service) -> None:

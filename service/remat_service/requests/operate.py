@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, distinct, func, select, text, update
+from sqlalchemy import BigInteger, Integer, case, distinct, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_solver import solver_version
@@ -189,10 +189,14 @@ async def change_tenant(connection: AsyncConnection, actor: str, name: str, chan
 
     Raises:
         NotFound: there is no such tenant.
-        Invalid: it is the default tenant, and is to be disabled.
+        Invalid: it is the default tenant, and is to be disabled; or a limit is more than a database holds.
     """
     if name == DEFAULT_TENANT and changes.get("disabled"):
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
+    for column, value in changes.items():
+        most = 2**63 - 1 if isinstance(tenants.c[column].type, BigInteger) else 2**31 - 1
+        if isinstance(tenants.c[column].type, Integer) and value is not None and value > most:
+            raise Invalid(f"{column} is {value}, more than the {most} that can be stored", f"/{column}")
     if changes:
         await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
     row = await tenant_row(connection, name)
