@@ -199,6 +199,26 @@ def test_limits_that_no_column_holds_are_refused(tmp_path: Path, url: str) -> No
             assert isinstance(done.exception, Invalid), done.output
 
 
+@pytest.mark.thorough
+def test_names_that_no_column_holds_are_refused(tmp_path: Path, url: str) -> None:
+    """The same on both databases, by command and by route; the longest are taken."""
+    with serving(tmp_path, database_url=url, workers=1) as own:
+        path = "/v1/operator/tenants"
+        refused = own.http.post(path, json={"name": "n" * 94})
+        assert (refused.status_code, refused.json().get("pointer")) == (422, "/name"), refused.text
+        assert own.http.post(path, json={"name": "n" * 93}).status_code == 200
+    for what in (
+        ["tenants", "add", "n" * 94], ["tenants", "add", "n", "--identity-group", "i" * 201],
+        ["groups", "create", "n" * 94], ["keys", "create", "n" * 93, "--label", "l" * 101],
+    ):  # fmt: skip
+        assert isinstance(command(url, *what).exception, Invalid), what
+    for what in (
+        ["tenants", "add", "m" * 93, "--identity-group", "i" * 200], ["groups", "create", "n" * 93],
+        ["groups", "join", "n" * 93, "m" * 93], ["keys", "create", "n" * 93, "--label", "l" * 100],
+    ):  # fmt: skip
+        assert command(url, *what).exit_code == 0, what
+
+
 def test_the_scope_is_needed(locked: Service) -> None:
     """A key without it sees and changes nothing of the kind."""
     team = Tenant(locked, cli(locked, "keys", "create", "plain", "--new-tenant"))

@@ -66,9 +66,11 @@ async def add_tenant(
         identity_group: the group of an identity provider whose members speak for it.
 
     Raises:
-        Invalid: the name is taken.
+        Invalid: the name is taken, or a name is too long.
         NotFound: there is no such group.
     """
+    _check_length(name, "a tenant's name", _LONGEST_NAME, "/name")
+    _check_length(identity_group or "", "a provider's group", 200, "/identity_group")
     if await connection.scalar(select(tenants.c.id).where(tenants.c.name == name)) is not None:
         raise Invalid(f"there is a tenant {name!r} already")
     tenant_id = SYSTEM.new_id()
@@ -90,6 +92,11 @@ async def add_tenant(
         )
     )
     return tenant_id
+
+
+def _check_length(text: str, what: str, most: int, pointer: str) -> None:
+    if len(text) > most:
+        raise Invalid(f"{what} has at most {most} characters, and not {len(text)}", pointer)
 
 
 async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
@@ -139,9 +146,10 @@ async def add_key(
     """A new key for a tenant: (id, key). The key is not stored and can't be shown again.
 
     Raises:
-        Invalid: an unknown scope.
+        Invalid: an unknown scope, or a label that is too long.
         NotFound: an unknown tenant.
     """
+    _check_length(label, "a label", 100, "/label")
     for scope in allowed:
         if scope not in ALL_SCOPES:
             raise Invalid(f"unknown scope {scope!r}; there are: {', '.join(ALL_SCOPES)}")
@@ -279,6 +287,8 @@ async def default_caller(connection: AsyncConnection) -> Caller:
 
 
 _OF_GROUP, _OF_TENANT = "group:", "tenant:"
+_LONGEST_NAME = 100 - len(_OF_TENANT)
+"""So that it fits into `scopes.name` behind either."""
 
 
 def group_of(scope_name: str) -> str | None:
@@ -290,9 +300,10 @@ async def create_group(connection: AsyncConnection, name: str, everyone: bool = 
     """Make a group; with `everyone`, all tenants that are in no group join it, and so do those made later.
 
     Raises:
-        Invalid: the name is taken, or another group is everyone's.
+        Invalid: the name is taken or too long, or another group is everyone's.
         Conflict: as `move_tenant`.
     """
+    _check_length(name, "a group's name", _LONGEST_NAME, "/name")
     if await _scope(connection, _OF_GROUP + name) is not None:
         raise Invalid(f"there is a group {name!r} already")
     other = await everyones(connection)
