@@ -219,6 +219,18 @@ def test_names_that_no_column_holds_are_refused(tmp_path: Path, url: str) -> Non
         assert command(url, *what).exit_code == 0, what
 
 
+@pytest.mark.thorough
+def test_a_nul_in_an_address_is_refused(tmp_path: Path, url: str) -> None:
+    """PostgreSQL has no such texts: the same on both databases."""
+    with serving(tmp_path, database_url=url, workers=1) as own:
+        for method, path in (
+            ("GET", "/v1/solves?search=a%00"), ("GET", "/v1/operator/solves?tenant=%00"),
+            ("DELETE", "/v1/operator/keys/%00"),
+        ):  # fmt: skip
+            reply = own.http.request(method, path)
+            assert (reply.status_code, reply.json()["detail"]) == (422, "the address holds a NUL"), path
+
+
 def test_the_scope_is_needed(locked: Service) -> None:
     """A key without it sees and changes nothing of the kind."""
     team = Tenant(locked, cli(locked, "keys", "create", "plain", "--new-tenant"))

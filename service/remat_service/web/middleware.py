@@ -75,6 +75,8 @@ class RequestMiddleware:
             if self._hosts and host_name(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
                 error = BadRequest("the Host header names another host; see REMAT_ALLOWED_HOSTS")
                 await problem_response(error)(scope, receive, noting)
+            elif "\x00" in scope["path"] or b"%00" in scope["query_string"]:  # SQLite would take it, PostgreSQL not
+                await problem_response(Invalid("the address holds a NUL"))(scope, receive, noting)
             else:
                 await self._app(scope, reading if head else receive, noting)
         except Exception as error:
