@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import string
 
 import httpx2
 import pytest
+from sqlalchemy import text
 
 from remat_ir import Problem, budget_at
+from remat_service.errors import Forbidden
+from remat_service.requests.attachments import attach, attached
+from remat_service.requests.operate import change_tenant
+from remat_service.storage.tables import requests
+from service.database import default_tenant, postgres, process, request_row
 from service.serving import Service, eventually, served, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -108,6 +115,27 @@ def test_names_are_stored_only_where_an_operator_lets_them(
     assert said(anna, solve)["names"] == NAMES
     assert chief.http.patch(path, json={"store_names": False}).json()["store_names"] is False
     assert said(anna, solve)["names"] is None
+
+
+@pytest.mark.thorough
+async def test_names_that_come_while_they_are_switched_off_are_not_stored() -> None:
+    """On PostgreSQL, where an operator's transaction is open while they come: else they were stored after its end."""
+    with postgres() as url:
+        async with process(url) as context:
+            caller = await default_tenant(context)
+            row = {"id": "a" * 32, "cache": "miss", "ended": True, "epoch": caller.epoch}
+            async with context.database.write() as connection:
+                await connection.execute(requests.insert().values(request_row(context, caller, **row)))
+                await change_tenant(connection, "operator", "default", {"store_names": True})
+            async with context.database.write() as connection:
+                await change_tenant(connection, "operator", "default", {"store_names": False})
+                coming = asyncio.create_task(attach(context, caller, "a" * 32, "names", {"names": ["net"]}))
+                waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                while not coming.done() and not (await context.database.rows(waits))[0][0]:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(Forbidden):
+                await coming
+            assert (await attached(context, caller, "a" * 32))["names"] is None
 
 
 def test_names_that_are_not_stored_are_not_compressed(anna: Tenant) -> None:

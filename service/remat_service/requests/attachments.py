@@ -80,9 +80,9 @@ async def attach(context: Context, caller: Caller, request_id: str, kind: Kind, 
     if len(data) > MOST_BYTES:
         raise TooLarge(f"the names take {readable(len(data))}, and {readable(MOST_BYTES)} are stored at most")
     async with context.database.write() as connection:
+        await check_stored_bytes(connection, caller)  # locks the tenant's row, so that nobody is switching names off
         if kind == "names":  # again: an operator may have switched it off meanwhile
             await _check_names(connection, caller, row, said)
-        await check_stored_bytes(connection, caller)
         new = {"request_id": request_id, "kind": kind, "data": data, "size_bytes": len(data)}
         new["created_at"] = context.clock.now()
         await connection.execute(context.database.upsert(attachments, new, ("data", "size_bytes", "created_at")))
