@@ -18,10 +18,11 @@ from remat_service.identity import Caller
 from remat_service.requests.parse import Ask
 from remat_service.requests.submit import Submission
 from remat_service.solving.record import Outcome, SolveRecord, read_claim
+from remat_service.storage.eviction import evict
 from remat_service.storage.queue import Claimed, LostClaim
-from remat_service.storage.tables import events, solves, tenants
+from remat_service.storage.tables import events, requests, solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
-from service.database import default_tenant, process, queued
+from service.database import default_tenant, postgres, process, queued
 from service.serving import at_peak, eventually, open_problem, serving, small, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -242,6 +243,30 @@ async def test_quotas_are_exact_between_servers(url: str) -> None:
         assert sum(isinstance(found, RateLimited) for found in taken) == 9
         async with servers[0].database.read() as connection:
             assert await connection.scalar(select(func.count()).select_from(solves)) == 3
+
+
+@pytest.mark.thorough
+async def test_no_graph_is_evicted_from_under_a_solve_that_is_being_queued() -> None:
+    """On PostgreSQL, where the one does not see yet what the other writes: the solve would go with its graph."""
+    with postgres() as url:
+        async with process(url, store_bytes=0) as context:
+            first = await queued(context, await default_tenant(context), small(3000))
+            async with context.database.write() as connection:
+                row = (await connection.execute(select(solves).where(solves.c.id == first))).one()
+                await connection.execute(update(solves).values(state="ended"))
+                await connection.execute(update(requests).values(ended=True, ended_at=context.clock.now()))
+            async with context.database.write() as connection:
+                second = await context.queue.put(connection, {**row._mapping, "id": context.clock.new_id()})
+                assert second is not None
+                evicting = asyncio.create_task(evict(context.database, context.settings, context.metrics))
+                waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                while not evicting.done() and not (await context.database.rows(waits))[0][0]:
+                    await asyncio.sleep(0.01)
+            assert await evicting == 0
+            assert await _state(context, second) == "queued"
+            async with context.database.write() as connection:
+                await connection.execute(update(solves).values(state="ended"))
+            assert await evict(context.database, context.settings, context.metrics) == 1
 
 
 # ---- shares: what a tenant may take from the others

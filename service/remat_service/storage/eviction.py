@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, Table, and_, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..settings import Settings
@@ -38,12 +38,13 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
         old = await connection.execute(delete(plans).where(plans.c.pinned.is_(False), plans.c.used_at < cutoff))
         metrics.evicted.labels("plan").inc(old.rowcount)
         metrics.evicted.labels("proof").inc(await _drop_weaker_proofs(connection))
-        gone = await _drop(connection, _free().where(graphs.c.used_at < cutoff))
+        gone = await _drop(connection, select(graphs.c.key).where(*_free(), graphs.c.used_at < cutoff))
         while (over := await store_bytes(connection) - settings.store_bytes) > 0:
             if hits := await drop_oldest(connection, 1 + over // HIT_BYTES, _HIT):
                 metrics.evicted.labels("request").inc(hits)
                 continue
-            dropped = await _drop(connection, _free().order_by(graphs.c.used_at).limit(_BATCH))
+            least_used = select(graphs.c.key).where(*_free()).order_by(graphs.c.used_at).limit(_BATCH)
+            dropped = await _drop(connection, least_used)
             gone += dropped
             if not dropped:
                 break
@@ -73,18 +74,24 @@ async def drop_oldest(connection: AsyncConnection, most: int, *which: ColumnElem
     return (await connection.execute(delete(requests).where(requests.c.id.in_(oldest)))).rowcount
 
 
-def _free() -> Any:
-    """Graphs with no pinned plan and no solve under way."""
+def _free() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Whether a graph has no pinned plan and no solve under way."""
     pinned = exists().where(plans.c.graph_key == graphs.c.key, plans.c.pinned.is_(True))
     busy = exists().where(solves.c.graph_key == graphs.c.key, solves.c.state.in_(("queued", "running")))
-    return select(graphs.c.key).where(~pinned, ~busy)
+    return ~pinned, ~busy
 
 
-async def _drop(connection: AsyncConnection, query: Any) -> int:
-    keys = (await connection.scalars(query)).all()
+async def _drop(connection: AsyncConnection, query: Select[Any]) -> int:
+    """Forget graphs that are free, without those that somebody writes about; how many there were.
+
+    Once they are locked no solve of theirs can be queued, and those that came before the lock are seen.
+    """
+    keys = (await connection.scalars(query.with_for_update(skip_locked=True))).all()
+    gone = 0
     for start in range(0, len(keys), _BATCH):
-        await connection.execute(delete(graphs).where(graphs.c.key.in_(keys[start : start + _BATCH])))
-    return len(keys)
+        batch = graphs.c.key.in_(keys[start : start + _BATCH])
+        gone += (await connection.execute(delete(graphs).where(batch, *_free()))).rowcount
+    return gone
 
 
 async def store_bytes(connection: AsyncConnection) -> int:

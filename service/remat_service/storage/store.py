@@ -68,7 +68,7 @@ _graph: BindParameter[str] = bindparam("graph")
 _budget: BindParameter[int] = bindparam("budget")
 _method: BindParameter[str] = bindparam("method")
 _solver: BindParameter[str] = bindparam("solver")
-_GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == _graph)
+_GRAPH_KEY = select(graphs.c.key).where(graphs.c.key == _graph).with_for_update(read=True, key_share=True)
 _GRAPH = select(graphs.c.data).where(graphs.c.key == _graph)
 
 
@@ -304,7 +304,9 @@ class Store:
     async def put_graph(
         self, connection: AsyncConnection, keys: Keys, net: Written, budget_bytes: int, absent: bool = False
     ) -> None:
-        """Keep the subject of a net problem, and the problem's name; what is there already stays.
+        """Keep the subject of a net problem, and the problem's name; what is there stays.
+
+        It is not evicted before the end of the transaction.
 
         Args:
             absent: it was not there a moment ago, and is not looked for again before it is packed.
