@@ -209,6 +209,9 @@ def test_explain_says_what_differs(service: Service) -> None:
     assert reasons(graph, 10**6)[0] == "miss"
     _post(service, graph, plain_peak(graph))
     assert reasons(graph, plain_peak(graph))[0] == "hit"
+    result, said = reasons(graph, plain_peak(graph), force=True)
+    assert result == "miss"
+    assert "force is set" in said
     result, said = reasons(graph, plain_peak(graph) - 1)
     assert result == "miss"
     assert "not been run at this budget" in said

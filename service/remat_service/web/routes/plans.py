@@ -161,8 +161,10 @@ async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
         return {"result": "hit", "digest": "", "reasons": ["The budget does not cover the fixed bytes: infeasible."]}
     keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
     stored = await context.cache.known(caller, keys, net)
-    final = stored.is_final(ask.max_gap, ask.time_limit_s)
+    final = not ask.force and stored.is_final(ask.max_gap, ask.time_limit_s)
     reasons = _parts(stored, ask)
+    if ask.force:
+        reasons.append("It is solved anew whatever is stored: force is set.")
     if await context.database.first(select(graphs.c.key).where(graphs.c.key == keys.graph)) is None:
         reasons += await _differences(context, caller, keys, net)
     elif stored.effort is None:
