@@ -265,6 +265,23 @@ def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
 
 
 @pytest.mark.thorough
+def test_what_is_disowned_ends_its_streams(strict: Service) -> None:
+    """As a response that is whole, and not at the next change of the solve alone."""
+    tenant = Tenant(strict, cli(strict, "keys", "create", "dirk", "--new-tenant"))
+    cli(strict, "tenants", "quota", "dirk", "--running", "0")
+    posted = tenant.post(open_problem(10), wait=0, method="staged", time_limit_s=60, max_gap=0)
+    with tenant.http.stream("GET", f"/v1/solves/{posted.json()['id']}/events") as reply:
+        assert reply.status_code == 200
+        cli(strict, "tenants", "disown", "dirk")
+        alive = 0
+        for line in reply.iter_lines():
+            assert line != "event: end"
+            alive += line == ": alive"
+            assert alive < 4, "the stream goes on"
+    assert tenant.http.get(f"/v1/solves/{posted.json()['id']}").status_code == 404
+
+
+@pytest.mark.thorough
 def test_a_tenant_has_a_rate_of_its_own() -> None:
     """A burst of one second's, then the rate; what is refused spends nothing, and others are not held up."""
     now = [0.0]

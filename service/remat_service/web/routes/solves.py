@@ -323,21 +323,25 @@ async def event_stream(
 ) -> AsyncIterator[bytes]:
     """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan.
 
-    `who` is asked every second, so that a stream ends with its key.
+    `who` is asked every second, so that a stream ends with its key, or once the request is found no more.
     """
     yield b"retry: 1000\n\n"
     quiet_since = context.clock.monotonic()
-    solve_id = (await read.find_request(context, await who(), request_id)).solve_id
-    with context.notifier.subscribe(request_id, *([solve_id] if solve_id else [])) as changes:
+    try:
+        row = await read.find_request(context, await who(), request_id)
+    except ServiceError:
+        return
+    with context.notifier.subscribe(request_id, *([row.solve_id] if row.solve_id else [])) as changes:
         changed = True
         while True:
             try:
                 caller = await who()
+                if changed or row.epoch < caller.epoch:
+                    changes.reset()
+                    row = await read.find_request(context, caller, request_id)
             except ServiceError:
                 return
             if changed:
-                changes.reset()
-                row = await read.find_request(context, caller, request_id)
                 for point in await read.progress_of(context, row, after):
                     after = point["seq"]
                     yield event_text("progress", point, after)
