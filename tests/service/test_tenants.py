@@ -110,6 +110,11 @@ def test_scopes_rotation_and_revocation(locked: Service) -> None:
     cli(locked, "keys", "revoke", old_id)
     eventually(lambda: old.http.get("/v1/solves").status_code == 401)
     assert new.http.get("/v1/solves").status_code == 200
+    ending = cli(locked, "keys", "create", "dora", "--label", "ends", "--days", "90")
+    (of_ending,) = (row for row in cli(locked, "keys", "list").splitlines() if ending[:12] in row)
+    cli(locked, "keys", "rotate", of_ending.split()[0])
+    spans = locked.rows("SELECT julianday(expires_at) - julianday(created_at) FROM api_keys WHERE label = 'ends'")
+    assert sorted(round(days) for (days,) in spans) == [1, 90], "the old one for a day more, the new one as long"
 
 
 def test_no_hit_and_no_join_across_tenants(anna: Tenant, bert: Tenant) -> None:
@@ -216,7 +221,10 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
 
 @pytest.mark.thorough
 def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> None:
-    """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free."""
+    """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free.
+
+    Measured costs are gone.
+    """
     tenant = Tenant(locked, cli(locked, "keys", "create", "ines", "--new-tenant"))
     graph = training_graph(16)
     problem, hopeless = Problem(graph, plain_peak(graph)), Problem(graph, 1)
@@ -228,8 +236,11 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
     pages = [f"/v1/solves/{each}{part}" for each in ids for part in ("", "/progress", "/problem")]
     pages = [page for page in pages if page != f"/v1/solves/{ids[-1]}/problem"] + [f"/v1/sweeps/{group}"]
     assert [tenant.http.get(page).status_code for page in pages] == [200] * len(pages)
+    tenant.http.post("/v1/profiles", json={"device": "d", "profiles": {"matmul": [90, 0]}})
     cli(locked, "tenants", "disown", "ines")
     time.sleep(2.2)
+    lookup = {"device": "d", "signatures": ["matmul"]}
+    assert tenant.http.post("/v1/profiles:lookup", json=lookup).json()["profiles"] == {}
     assert [tenant.http.get(page).status_code for page in pages] == [404] * len(pages)
     assert tenant.http.get("/v1/solves").json()["solves"] == []
     again = [tenant.http.post("/v1/solves", **retry).json() for _ in range(2)]

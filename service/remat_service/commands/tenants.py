@@ -16,7 +16,7 @@ from ..identity import ASKING
 from ..requests import operate
 from ..requests.attachments import drop_names
 from ..requests.completion import cancel_tenant
-from ..storage.tables import scopes, tenants
+from ..storage.tables import profile_reports, profiles, scopes, tenants
 from ..tenants import keys
 from ..tenants.keys import operator
 from ..tenants.quotas import QUOTAS
@@ -87,7 +87,7 @@ def rotate(
     key_id: Annotated[str, typer.Argument(help="Id of the old key.")],
     overlap_hours: Annotated[float, typer.Option(help="Hours for which the old key goes on working.")] = 24.0,
 ) -> None:
-    """Make a key like another, which ends after the overlap."""
+    """Make a key like another, which ends after the overlap; one that was to expire gets a successor for as long."""
     end = keys.after(overlap_hours / 24)
     fresh_id, key, _ = in_database(
         lambda c: keys.rotate_key(c, key_id, end),
@@ -194,12 +194,15 @@ def names(
 def disown(name: str) -> None:
     """Raise the epoch of a tenant's scope: nothing asked or stored before is found again. In a sharing group, for all.
 
+    Measured costs are deleted: the next jobs measure them again.
     Servers notice within two seconds: ids of earlier requests are then answered 404. No restart is needed.
     """
 
     async def work(connection: AsyncConnection) -> None:
         scope_id = (await keys.tenant_row(connection, name)).scope_id
         await connection.execute(update(scopes).where(scopes.c.id == scope_id).values(epoch=scopes.c.epoch + 1))
+        for table in (profiles, profile_reports):
+            await connection.execute(table.delete().where(table.c.scope_id == scope_id))
 
     in_database(work, "tenants disown", name=name)
 

@@ -184,6 +184,8 @@ def after(days: float) -> datetime:
 async def rotate_key(connection: AsyncConnection, key_id: str, end: datetime) -> tuple[str, str, str]:
     """A new key like an old one, which goes on working up to `end`: (id, key, tenant).
 
+    The new one ends after as long a time as the old one was to last when this is called.
+
     Raises:
         NotFound: there is no such key, or it is revoked.
     """
@@ -191,7 +193,8 @@ async def rotate_key(connection: AsyncConnection, key_id: str, end: datetime) ->
     row = (await connection.execute(of_key)).first()
     if row is None:
         raise NotFound(f"there is no valid key {key_id!r}")
-    fresh = await add_key(connection, row.name, row.label, row.scopes.split())
+    new_end = None if row.expires_at is None else SYSTEM.now() + (row.expires_at - row.created_at)
+    fresh = await add_key(connection, row.name, row.label, row.scopes.split(), new_end)
     if row.expires_at is None or row.expires_at > end:
         await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
     return *fresh, row.name
