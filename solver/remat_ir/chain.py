@@ -239,7 +239,7 @@ TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
 
 
 class ChainStep(NamedTuple):
-    """One step on stage or cut `stage`, counted from 1."""
+    """One step on stage or cut `stage`, counted from 1; a transfer of the input is on cut 0."""
 
     verb: Verb
     stage: int
@@ -271,11 +271,13 @@ def _read_step(row: object, i: int) -> ChainStep:
     if not isinstance(row, (list, tuple)) or len(row) != 2:
         raise InvalidData(f"step {i} must be [verb, stage]", here)
     verb, stage = row
-    if type(stage) is not int or stage < 1:
-        raise InvalidData(f"step {i}: the stage must be an integer from 1, not {kind(stage)}", here + "/1")
     if not isinstance(verb, str) or verb not in Verb._value2member_map_:
         what = repr(verb) if isinstance(verb, str) else kind(verb)
         raise InvalidData(f"step {i}: unknown verb {what}", here + "/0")
+    least = 0 if verb in TRANSFERS else 1  # an input that may leave is moved as what is stored at cut 0
+    if type(stage) is not int or stage < least:
+        found = stage if type(stage) is int else kind(stage)
+        raise InvalidData(f"step {i}: the stage must be an integer from {least}, not {found}", here + "/1")
     return ChainStep(Verb(verb), stage)
 
 

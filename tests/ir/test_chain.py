@@ -107,7 +107,8 @@ def test_chains_refused(change: dict[str, Any], message: str, pointer: str) -> N
         ({"steps": [["F_all", 1, 2]]}, "step 0 must be [verb, stage]", "/steps/0"),
         ({"steps": [["B", 1], ["F_some", 1]]}, "step 1: unknown verb 'F_some'", "/steps/1/0"),
         ({"steps": [[3, 1]]}, "step 0: unknown verb an integer", "/steps/0/0"),
-        ({"steps": [["B", 0]]}, "step 0: the stage must be an integer from 1", "/steps/0/1"),
+        ({"steps": [["B", 0]]}, "step 0: the stage must be an integer from 1, not 0", "/steps/0/1"),
+        ({"steps": [["drop", -1]]}, "step 0: the stage must be an integer from 0, not -1", "/steps/0/1"),
         ({"steps": [["B", "1"]]}, "step 0: the stage must be an integer from 1", "/steps/0/1"),
         ({}, "plan lacks the key 'steps'", "/steps"),
     ],
@@ -128,6 +129,16 @@ def test_all_travels(chain: Chain, data: st.DataObject) -> None:
     assert ChainPlan.from_json(json.dumps(plain.to_json())) == plain
     answer = Answer(Status.OPTIMAL, "rotor", 9, plan=plain)
     assert Answer.from_json(json.dumps(answer.to_json())) == answer
+
+
+def test_a_plan_that_moves_the_input_travels() -> None:
+    """It is stored at cut 0: of the steps, transfers alone may name that."""
+    chain = replace(CHAIN, link_bytes_per_s=10**9, input_may_leave=True)
+    moves = tuple(ChainStep(verb, 0) for verb in (Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH, Verb.WAIT))
+    first, *rest = plain_chain_plan(chain).steps
+    plan = ChainPlan((first, *moves, *rest))
+    verify(Problem(chain, PLENTY), plan)
+    assert ChainPlan.from_json(json.dumps(plan.to_json())) == plan
 
 
 def test_the_plain_plan() -> None:
