@@ -25,6 +25,7 @@ import json
 import lzma
 import math
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -168,8 +169,9 @@ def read_graph(document: object) -> Graph:
         graph.link = members(link, "link", LINK, ("latency_ns", "host_bytes"))
         for name in LINK:
             whole(link[name], name, 1)
-        for name in ("latency_ns", "host_bytes"):
-            whole(link.get(name) or 0, name)
+        whole(link.get("latency_ns", 0), "latency_ns")
+        if link.get("host_bytes") is not None:
+            whole(link["host_bytes"], "host_bytes")
     graph.document = data
     return graph
 
@@ -271,7 +273,7 @@ def check_plan(graph: Graph, plan: object) -> tuple[int, int]:
     for at, step in enumerate(array(data["steps"], "steps")):
         try:
             lengths = (2, 3) if array(step, "step")[:1] == ["compute"] else (2,)
-            need(len(step) in lengths and step[0] in verbs, f"no such step: {step!r}")
+            need(len(step) in lengths and str(step[0]) in verbs, f"no such step: {step!r}")
             most = (graph.n if step[0] == "compute" else len(graph.size)) - 1
             kept = wholes(step[2], "kept", 0, len(graph.size) - 1) if len(step) == 3 else None
             replay.step(step[0], whole(step[1], step[0], 0, most), kept)
@@ -724,7 +726,7 @@ PROOFS = {
 
 def check_proof(graph: Graph, budget: int, proof: object) -> float:
     """What a `remat-proof/1` proves of a graph within a budget: ns that every plan costs at least."""
-    if not isinstance(proof, dict) or proof.get("format") != "remat-proof/1" or proof.get("by") not in PROOFS:
+    if not isinstance(proof, dict) or proof.get("format") != "remat-proof/1" or str(proof.get("by")) not in PROOFS:
         raise Refused("no remat-proof/1 by stages, pairs or windows")
     check, names = PROOFS[proof["by"]]
     members(proof, "proof", names)
@@ -763,8 +765,11 @@ def check_answer(graph: Graph, answer: dict[str, Any]) -> str:
 def load(path: Path) -> Any:
     """A JSON file, compressed or not."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-        return json.load(file)
+    try:
+        with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+            return json.load(file)
+    except (EOFError, lzma.LZMAError, zlib.error) as error:
+        raise Refused(f"the compressed file is damaged: {error}") from None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -782,7 +787,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             answer = load(path)
             name = answer.get("graph", "") if len(paths) == 1 else ""
-            need(name in graphs, f"no graph {name!r}")
+            need(isinstance(name, str) and name in graphs, f"no graph {name!r}")
             if name not in read:
                 read = {name: read_graph(load(graphs[name]))}
             need(answer.get("graph_digest") in (None, digest(read[name])), "the answer is to another graph")

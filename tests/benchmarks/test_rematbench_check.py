@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import lzma
 import random
@@ -31,6 +32,7 @@ from remat_ir import (
     Plan,
     Problem,
     Step,
+    graph_of,
     plain_peak,
     plain_plan,
     plan_of,
@@ -309,3 +311,35 @@ def test_a_release_with_one_thing_changed_is_refused(release: Path, wrong: str, 
     done = run(graph, changed_path)
     assert done.returncode == 1
     assert "REFUSED" in done.stdout
+
+
+def test_what_is_malformed_or_damaged_is_refused_and_the_rest_is_checked(tmp_path: Path) -> None:
+    """Words that are arrays, a latency that is null, files that are cut off: a line each, and no traceback."""
+    graph = graph_of([1, 2], [4, 8], [[], [0]])
+    good = {"budget_bytes": 12, "plan": plain_plan(graph).to_json(), "bound_ns": 3}
+    proof = {"format": "remat-proof/1", "by": ["pairs"], "problem": "0" * 64, "op": 0, "pairs": []}
+    wrong: list[Any] = [
+        good | {"proof": proof},
+        good | {"plan": {"format": "remat-plan/1", "steps": [[["compute"], 0]]}},
+        good | {"plan": {"format": "remat-plan/1", "steps": [[{}, 0]]}},
+    ]
+    folder = tmp_path / "release"
+    for part in ("graphs", "answers"):
+        (folder / part).mkdir(parents=True)
+    link = {"to_host_bytes_per_s": 1, "to_device_bytes_per_s": 1, "latency_ns": None}
+    moves = {"format": "remat-plan/1", "steps": [["compute", 0], ["offload", 0]]}
+    for name, data in (("small", graph.to_json()), ("linked", graph.to_json() | {"link": link})):
+        (folder / "graphs" / f"{name}.json").write_text(json.dumps(data))
+    answers = [*({"graph": "small"} | each for each in (*wrong, good)), {"graph": ["small"]} | good]
+    answers.append({"graph": "linked", "budget_bytes": 12, "plan": moves})
+    for number, answer in enumerate(answers):
+        (folder / "answers" / f"{number}.json").write_text(json.dumps(answer))
+    whole = lzma.compress(json.dumps({"graph": "small"} | good).encode())
+    (folder / "answers" / "cut.json.xz").write_bytes(whole[: len(whole) // 2])
+    (folder / "answers" / "spoilt.json.xz").write_bytes(b"no archive")
+    packed = gzip.compress(json.dumps({"graph": "small"} | good).encode())
+    (folder / "answers" / "spoilt.json.gz").write_bytes(packed[:12] + bytes(8) + packed[20:])
+    done = run(folder)
+    assert done.returncode == 1
+    assert not done.stderr
+    assert "1 confirmed, 8 refused" in done.stdout
