@@ -356,6 +356,11 @@ class Incumbent:
         with self._lock:
             self.limit = limit
 
+    def because(self, reason: str) -> None:
+        """Say in one sentence for a person why there is no plan, where nothing else is to be recorded."""
+        with self._lock:
+            self.reason = reason
+
     def note(self, sentence: str) -> None:
         """Add a sentence for a person to the answer's message."""
         with self._lock:

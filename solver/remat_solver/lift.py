@@ -155,9 +155,30 @@ class LiftedIncumbent(Incumbent):
 
     def stopped(self) -> bool:
         """Whether there is a reason to stop, here or on the subject."""
-        return super().stopped() or self.outer.stopped()
+        if super().stopped():
+            return True
+        if not self.outer.stopped():
+            return False
+        self.limit = self.limit or self.outer.limit
+        return True
+
+    def interrupted(self) -> bool:
+        """Whether the time is up or the caller, who knows the subject's incumbent alone, has cancelled."""
+        return super().interrupted() or self.outer.interrupted()
 
     def stop_for(self, limit: str) -> None:
         """Record what ended the solve from outside."""
         super().stop_for(limit)
         self.outer.stop_for(limit)
+
+    def because(self, reason: str) -> None:
+        """Say why there is no plan, here and in the subject's answer."""
+        super().because(reason)
+        if not self._plans_only:
+            self.outer.because(reason)
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence to the subject's answer, too."""
+        super().note(sentence)
+        if not self._plans_only:
+            self.outer.note(sentence)

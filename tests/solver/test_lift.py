@@ -26,7 +26,9 @@ from remat_ir import (
 from remat_solver import solve
 from remat_solver.bounds import least_need
 from remat_solver.chain.table import Least
-from remat_solver.lift import Lift
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.lift import Lift, LiftedIncumbent
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -116,6 +118,25 @@ def test_a_bound_of_the_lift_is_none_where_there_is_a_link(chain: Chain) -> None
 def test_graph_methods_take_no_join() -> None:
     with pytest.raises(InvalidData, match="method 'greedy' takes no join; it takes: graph"):
         solve(Problem(Join((2, 2), 1, 1, 1, 9), 9), method="greedy")
+
+
+def test_a_cancel_reaches_what_works_on_the_lift() -> None:
+    """Greedy walks and parts of a solve ask whether it was interrupted; what ends with a spare plan asks by what."""
+    lifted = LiftedIncumbent(Incumbent(Problem(counter_example(4), 8), Deadline(None), cancelled=lambda: True))
+    assert lifted.interrupted()
+    assert lifted.stopped()
+    assert lifted.limit == "cancel"
+
+
+def test_an_answer_says_what_a_method_said_on_the_lift() -> None:
+    problem = Problem(counter_example(4), 8)
+    answer = solve(problem, method="milp-order", options={"most_ops": 5}, time_limit_s=10)
+    assert "milp-order takes graphs of up to 5 ops (option most_ops), not 13." in answer.message
+    outer = Incumbent(problem, Deadline(None))
+    LiftedIncumbent(outer).note("A sentence.")
+    assert outer.answer("milp").message.endswith("A sentence.")
+    LiftedIncumbent(outer, plans_only=True).note("Of a part.")
+    assert "Of a part." not in outer.answer("milp").message
 
 
 def small_chain(draw: random.Random, stages: int) -> Chain:

@@ -81,14 +81,14 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
     need_bytes, allowed = engine_bytes(coefficients), memory_bytes or free_memory()
     if need_bytes > allowed:
         incumbent.stop_for("memory")
-        incumbent.reason = (
+        incumbent.because(
             f"The program would need about {readable(need_bytes)} of memory, more than the {readable(allowed)} for it."
         )
         return False
     need_s = coefficients * SECONDS_PER_ENTRY
     if need_s > incumbent.deadline.remaining():
         incumbent.stop_for("time")
-        incumbent.reason = f"Writing the program would take about {need_s:.1f} s, more than was left."
+        incumbent.because(f"Writing the program would take about {need_s:.1f} s, more than was left.")
         return False
     return True
 
@@ -151,7 +151,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None =
     problem = incumbent.problem
     graph = problem.graph
     if graph.ops > options.most_ops:
-        incumbent.reason = (
+        incumbent.because(
             f"milp-order takes graphs of up to {options.most_ops} ops (option most_ops), not {graph.ops}."
         )
         return
@@ -284,6 +284,6 @@ def end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
     if outcome.status == "failed":
         if outcome.out_of_memory:
             incumbent.stop_for("memory")
-        incumbent.reason = f"The engine broke: {outcome.message}."
+        incumbent.because(f"The engine broke: {outcome.message}.")
     elif outcome.status not in ("optimal", "infeasible") and not incumbent.stopped():
         incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline

@@ -15,6 +15,7 @@ from remat_ir.restrictions import TAGS
 from remat_ir.tags import confined, is_tagged, tags_of
 
 from ..incumbent import Incumbent
+from ..lift import LiftedIncumbent
 from ..options import Options, flag, whole
 from ..staged.prove import Proof
 from ..tags.program import prove
@@ -157,4 +158,6 @@ def _note(incumbent: Incumbent, free: Incumbent | None) -> None:
     else:
         more = 100 * (cost - other) / other if other else 0.0
         said = f"As torch runs it: {more:+.3g} % against the best free plan found"
-    incumbent.note(f"{said}; no plan of any kind costs less than {incumbent.best_claim() / 1e6:.6g} ms.")
+    lifted = isinstance(incumbent, LiftedIncumbent) and incumbent.within
+    plan = "plan without transfers" if lifted else "plan of any kind"
+    incumbent.note(f"{said}; no {plan} costs less than {incumbent.best_claim() / 1e6:.6g} ms.")
