@@ -29,6 +29,10 @@ from .knowledge import Bound, Ending, Known
 from .solve import solve
 
 
+_LEAST_S = 1e-3
+"""Seconds of a solve that begins just as the time for all is over: 0 would be refused as a limit."""
+
+
 def sweep(
     subject: Subject,
     budgets: Sequence[int] | None = None,
@@ -179,7 +183,8 @@ class Curve:
         The whole space's certificate is taken over also where the answer reports a restricted bound. `enough` may end
         the solve at an improvement.
         """
-        limit, ended = min(time_limit_s or float("inf"), deadline.remaining()), False
+        left, ended = max(deadline.remaining(), _LEAST_S), False
+        limit = left if time_limit_s is None else min(time_limit_s, left)
         known = self.at(budget)
         if known.settled(self.max_gap):
             return checked(known.problem, known.answer(method, self.max_gap))

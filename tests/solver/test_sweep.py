@@ -18,7 +18,8 @@ from remat_ir.batch import BatchFamily, one_forward_pass_more
 from remat_solver import solve
 from remat_solver.batch import max_batch
 from remat_solver.bounds import least_need
-from remat_solver.sweep import sweep
+from remat_solver.deadline import Deadline
+from remat_solver.sweep import Curve, sweep
 from solver.brute import agrees, optimum
 
 SETTINGS = settings(max_examples=examples(40), deadline=None, derandomize=True)
@@ -100,6 +101,16 @@ def test_what_a_sweep_refuses() -> None:
         sweep(CHAIN, points=1)
     with pytest.raises(InvalidData, match="unknown method"):
         sweep(CHAIN, [50], method="none")
+    for seconds in (0, -1.0):
+        with pytest.raises(InvalidData, match="time_limit_s must be a positive number"):
+            sweep(CHAIN, [50], method="greedy", time_limit_s=seconds)
+        with pytest.raises(InvalidData, match="time_limit_s must be a positive number"):
+            max_batch(CHAIN, 200, method="greedy", time_limit_s=seconds)
+
+
+def test_a_solve_that_begins_as_the_time_for_all_ends_is_no_wrong_limit() -> None:
+    answer = Curve(CHAIN).solve(40, "greedy", None, Deadline(0.0), None, None)
+    assert answer.budget_bytes == 40
 
 
 @pytest.mark.thorough
