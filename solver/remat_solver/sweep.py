@@ -28,7 +28,6 @@ from .incumbent import checked
 from .knowledge import Bound, Ending, Known
 from .solve import solve
 
-
 _LEAST_S = 1e-3
 """Seconds of a solve that begins just as the time for all is over: 0 would be refused as a limit."""
 
@@ -75,15 +74,19 @@ def sweep(
     deadline = Deadline(total_s)
     asked = sorted(set(budgets)) if budgets is not None else None
     done: dict[int, Answer] = {}
+    ended = "time"
     while (budget := curve.refine(done, points) if asked is None else _widest(asked, done)) is not None:
-        if deadline.passed() or (cancelled is not None and cancelled()):
+        if cancelled is not None and cancelled():
+            ended = "cancel"
+            break
+        if deadline.passed():
             break
         done[budget] = curve.solve(budget, method, time_limit_s, deadline, options, cancelled)
         if on_answer is not None:
             on_answer(done[budget])
     for budget in asked or ():
         if budget not in done:
-            done[budget] = curve.at(budget).answer(method, max_gap, Ending("time"))
+            done[budget] = curve.at(budget).answer(method, max_gap, Ending(ended))
     return tuple(curve.completed(done[budget]) for budget in sorted(done))
 
 

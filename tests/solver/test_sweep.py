@@ -119,6 +119,14 @@ def test_out_of_time_is_answered_from_neighbours() -> None:
     assert [answer.limit for answer in answers] == ["time"] * 3
 
 
+def test_what_is_left_of_a_cancelled_sweep_is_cancelled() -> None:
+    told: list[Answer] = []
+    answers = sweep(CHAIN, [30, 40, 50], method="greedy", on_answer=told.append, cancelled=lambda: bool(told))
+    assert [answer.budget_bytes for answer in told] == [50]
+    assert [answer.limit for answer in answers[:2]] == ["cancel"] * 2
+    assert [answer.status for answer in answers[:2]] == [Status.CANCELLED] * 2
+
+
 @SETTINGS
 @given(
     graph=graphs(least_ops=3, most_ops=5, most_values=2, fixed=True),
