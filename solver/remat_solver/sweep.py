@@ -221,7 +221,7 @@ class Curve:
         reason = answer.message if known.infeasible == (answer.status is Status.INFEASIBLE) else ""
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
         full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
-        full = replace(full, dropped_methods=answer.dropped_methods)
+        full = replace(full, dropped_methods=answer.dropped_methods, chain_cost_ns=answer.chain_cost_ns)
         if full.status is Status.NOTHING_FOUND and answer.claims_infeasible:
             full = replace(full, claimed_by=answer.claimed_by)
         if full.status is Status.INFEASIBLE:

@@ -217,6 +217,8 @@ def test_networks_of_blocks_are_linear_and_auto_names_their_persistent_optimum(n
     assert answer.chain_cost_ns == chain.cost_ns
     assert answer.chain_overhead == pytest.approx(chain.overhead)
     assert Answer.from_json(answer.to_json()).chain_cost_ns == answer.chain_cost_ns
+    (swept,) = sweep(graph, [problem.budget_bytes], time_limit_s=2)
+    assert swept.chain_cost_ns == answer.chain_cost_ns
     assert answer.cost_ns <= chain.cost_ns
 
 
