@@ -259,8 +259,8 @@ class Answer:
         return round(overhead_of(self.chain_cost_ns, round(self.cost_ns / (1 + self.overhead))), 12)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: each member that is known, but not the plan's steps."""
-        shown = asdict(replace(self, plan=None)) | {"status": self.ending}
+        """What a notebook shows: each member that is known, but neither the plan's steps nor the certificate."""
+        shown = asdict(replace(self, plan=None, proof=None)) | {"status": self.ending}
         known = {name: value for name, value in shown.items() if value not in (None, "", ())}
         rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in known.items())
         return f"<table>{rows}</table>"

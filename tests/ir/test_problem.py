@@ -42,6 +42,7 @@ from remat_ir import (
     structure_digest,
     verify,
 )
+from remat_ir.proof import PairProof
 
 SETTINGS = settings(max_examples=examples(80), deadline=None, derandomize=True)
 GRAPH = graph_of([1, 2], [3, 4], [[], [0]], fixed_bytes=10)
@@ -161,6 +162,16 @@ def test_answers_round_trip() -> None:
     bare = Answer(Status.QUEUED, "auto", 5)
     assert "plan" not in bare.to_json()
     assert Answer.from_json(json.dumps(bare.to_json())) == bare
+
+
+def test_a_notebook_shows_neither_the_plan_nor_the_certificate() -> None:
+    """Both may have a million numbers."""
+    proof = PairProof("0" * 64, op=1, pairs=((12345, 12345),))
+    shown = replace(ANSWER, proof=proof)._repr_html_()
+    assert "<th>cost_ns</th>" in shown
+    assert "12345" not in shown
+    assert "<th>proof</th>" not in shown
+    assert "<th>plan</th>" not in shown
 
 
 def test_answers_of_later_versions_are_read() -> None:
