@@ -187,6 +187,20 @@ def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
         assert engine.run(small, deadline=Deadline(30)).objective == pytest.approx(brute_optimum(small))
 
 
+def test_a_child_that_reads_nothing_until_its_deadline_was_out_of_time() -> None:
+    """It is killed, and that is no want of memory."""
+    with Engine("highs") as engine:
+        child = psutil.Process(engine.pid)
+        child.suspend()
+        outcome = engine.run(wide_program(20_000), deadline=Deadline(0.5))
+        assert outcome.status == "nothing_found"
+        assert outcome.message == "the time was up"
+        assert not outcome.out_of_memory
+        child.wait(20)
+        small = random_program(1)
+        assert engine.run(small, deadline=Deadline(30)).objective == pytest.approx(brute_optimum(small))
+
+
 def test_a_run_does_not_wait_for_the_end_of_its_child_and_close_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child of half a gigabyte takes 0.1 s to end, which is no part of a time limit."""
     may_end = threading.Event()

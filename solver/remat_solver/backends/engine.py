@@ -229,6 +229,10 @@ class Engine:
                     guard.start()
                 send(process.stdin, kind, members, program_arrays(program) | arrays)
             except OSError:
+                if watch.passed():
+                    # killed by the guard: it is the time that is used up, not the child's memory
+                    self._drop()
+                    return Best(program).stopped("the time was up")
                 return self._died(Best(program))
             finally:
                 if guard is not None:
