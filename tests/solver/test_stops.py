@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from benchmarks.graphs.instances import instance
 
-from remat_ir import Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
+from remat_ir import Link, Problem, budget_at, graph_of, plain_chain_plan, plain_peak, verify
 from remat_solver.array_view import view_of
 from remat_solver.backends.engine import Engine
 from remat_solver.blocks.segments import joined, segments_of
 from remat_solver.bounds import pair_table
 from remat_solver.chain import table as table_module
+from remat_solver.chain.rotor import SequentialOptions, sequential
 from remat_solver.chain.table import Least, Table
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
@@ -99,6 +100,22 @@ def test_the_least_budget_is_left_where_it_is_stopped() -> None:
     found = Interval(little_graph(2, 30), Deadline(60), cancelled=stop).narrowed()
     assert found.low <= found.high
     assert stop.polls <= 10
+
+
+def test_a_cancel_ends_the_first_walks_of_the_least_budget() -> None:
+    graph = graph_of([1] * 5, [4, 2, 4, 2, 1], [[], [0], [1], [2], [0, 3]])
+    stop = After()
+    found = Interval(graph, Deadline(60), cancelled=stop)
+    stop.most = stop.polls + 1  # seen once more before the walks, which would find 7 bytes
+    assert found.narrowed(None).high == plain_peak(graph) == 10
+
+
+def test_no_further_number_of_segments_is_tried_once_stopped() -> None:
+    chain = linked_chain(24, 1)
+    stopped = Incumbent(Problem(chain, plain_peak(chain)), Deadline(None), cancelled=After(0))
+    sequential(stopped, SequentialOptions())
+    assert stopped.plan is None
+    assert stopped.known.enough_bytes is None
 
 
 def test_a_table_of_pairs_that_is_stopped_says_nothing() -> None:

@@ -174,6 +174,8 @@ def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:
     counts = range(2, most + 1) if options.segments is None else (options.segments,)
     least = plain_peak(chain)
     for segments in counts:
+        if incumbent.stopped():
+            return
         plan = segmented_plan(chain, min(segments, chain.stages))
         least = min(least, incumbent.offer_or_suffices(plan, f"sequential, {segments} segments"))
     if incumbent.cost_ns is None:

@@ -129,7 +129,8 @@ class Interval:
         """Both sides as `least_budget` leaves them."""
         if not self.over():
             watch = self.deadline.within(0.1 * self.deadline.remaining())
-            self.found(least_memory(self.graph, stop=watch.passed, rounds=8), "greedy")
+            small = least_memory(self.graph, stop=lambda: watch.passed() or self.cancelled(), rounds=8)
+            self.found(small, "greedy")
         with self.deadline.held():
             await_kernels(self.over)
         seconds = _FIRST_TRY_S
