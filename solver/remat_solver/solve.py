@@ -89,7 +89,7 @@ def solve(
         incumbent.raise_bound(bound_ns, "start")
     if proof is not None and certifiable(problem.subject):
         _carry(incumbent, proof)
-    if chosen.kernels and not _fits_plainly(problem):
+    if chosen.kernels and (chosen.any_budget or not _fits_plainly(problem)):
         _await_kernels(incumbent)
     if not incumbent.stopped():
         try:
@@ -144,7 +144,7 @@ def _await_kernels(incumbent: Incumbent) -> None:
 
 
 def _fits_plainly(problem: Problem) -> bool:
-    """Whether the plan without recomputations fits: `auto` looks at no other."""
+    """Whether the plan without recomputations fits: `auto` looks at no other. What asks for budgets does."""
     return isinstance(problem.subject, Graph) and plain_peak(problem.subject) <= problem.budget_bytes
 
 

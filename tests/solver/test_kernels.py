@@ -38,6 +38,14 @@ print(json.dumps({
     "first": [first.cost_ns, first.limit],
 }))
 """
+_LEAST = """
+import json, sys
+import remat_ir, remat_solver
+from remat_solver import kernels
+problem = remat_ir.Problem.from_json(json.load(sys.stdin))
+remat_solver.solve(problem, method="least-budget", time_limit_s=1)
+print(json.dumps(kernels.loaded()))
+"""
 _WITHOUT = """
 import json, sys
 import remat_ir, remat_solver
@@ -77,6 +85,16 @@ def test_a_first_solve_waits_for_its_kernels_and_counts_none_of_that(tmp_path: P
     assert cost < said["greedy"]
     assert limit == "time"
     assert said["waited"] > 1  # it was waited for, and is in no `seconds`
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_least_budget_waits_for_its_kernels_at_any_budget(tmp_path: Path) -> None:
+    """Also at one at which the plan without recomputations fits: it looks for smaller ones."""
+    graph = little_graph(1, 80, rich=False)
+    problem = Problem(graph, budget_at(graph, 1.0))
+    loaded, _ = _in_process(_LEAST, problem.to_json(), NUMBA_CACHE_DIR=str(tmp_path))
+    assert loaded
 
 
 @pytest.mark.thorough
