@@ -144,8 +144,13 @@ class BatchFamily:
             least: bytes that every plan of a graph needs.
 
         Raises:
-            InvalidData: nothing that is needed grows with the batch.
+            InvalidData: nothing that is needed grows with the batch; or there is a link to the host. Its copies grow
+                and ops do not at one limit on the cost, and the host's limit is one for every batch.
         """
+        if self.graph.link is not None:
+            raise InvalidData(
+                "the largest batch is that of plans that move nothing to the host: leave link out", "/link"
+            )
         if self.uniform:
             need = least(self.graph)
             if need - self.graph.fixed_bytes + self.batch_bytes <= 0:

@@ -105,8 +105,8 @@ def max_batch(
         on_step: called after each solve with what is known by then.
 
     Raises:
-        InvalidData: as `BatchFamily`; a graph in which nothing grows, or without a backward pass to price; an unknown
-            method or option.
+        InvalidData: as `BatchFamily`; a graph in which nothing grows, with a link to the host, or without a backward
+            pass to price; an unknown method or option.
     """
     family = BatchFamily(graph, budget_bytes, batch, values, batch_bytes)
     tries = _Tries(family, most_cost_ns, Deadline(total_s))

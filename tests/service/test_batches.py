@@ -13,7 +13,7 @@ from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner, largest_batch
-from remat_ir import Graph, InvalidData, Problem, budget_at, plain_peak, plain_plan, verify
+from remat_ir import Graph, InvalidData, Link, Problem, budget_at, plain_peak, plain_plan, verify
 from remat_ir.batch import BatchFamily
 from remat_service.requests.groups import curve
 from service.serving import Service, eventually, example, serving, training_graph
@@ -126,6 +126,7 @@ def test_refused(service: Service) -> None:
         ({"total_s": 0}, "/total_s"),
         ({"max_overhead": -1}, "/max_overhead"),
         ({"problem": {"graph": GRAPH.to_json() | {"backward_from": None}, "budget_bytes": 100}}, "/backward_from"),
+        ({"problem": Problem(GRAPH.with_link(Link(10**9, 10**9)), 100).to_json()}, "/link"),
     ):
         reply = service.http.post("/v1/max-batch", json=plain | change)
         assert (reply.status_code, reply.json()["pointer"]) == (422, pointer), reply.text

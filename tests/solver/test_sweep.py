@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import examples, graphs, layered, linear_graphs
-from remat_ir import Answer, Graph, InvalidData, Problem, Status, graph_of, plain_peak, verify, verify_answer
+from remat_ir import Answer, Graph, InvalidData, Link, Problem, Status, graph_of, plain_peak, verify, verify_answer
 from remat_ir.batch import BatchFamily, one_forward_pass_more
 from remat_solver import solve
 from remat_solver.batch import max_batch
@@ -233,5 +233,7 @@ def test_largest_batches_of_resnet50() -> None:
 def test_batches_refused() -> None:
     with pytest.raises(InvalidData, match="batch_bytes must be from 0 to the 10 fixed bytes, not 11"):
         max_batch(CHAIN, 100, batch_bytes=11)
+    with pytest.raises(InvalidData, match="move nothing to the host"):
+        max_batch(CHAIN.with_link(Link(10**9, 10**9, host_bytes=5)), 100)
     assert max_batch(CHAIN, 5).batch == 0
     assert max_batch(CHAIN, 1000, most_cost_ns=0).bound == 0

@@ -140,7 +140,8 @@ def read_batches(data: object, settings: Settings) -> Group:
     """Read `POST /v1/max-batch`: the sizes to try as asks, or no asks and what a search needs to know.
 
     Raises:
-        InvalidData, TooLarge, Invalid: as for a single solve; nothing in the graph grows; there is no backward pass.
+        InvalidData, TooLarge, Invalid: as for a single solve; nothing in the graph grows; there is no backward pass,
+            or, in a search, a link to the host.
     """
     found = BATCH_REQUEST.read(data)
     problem = read_problem(found["problem"], settings)
