@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drawn import examples, posed
 from remat_ir import Graph, InvalidData, Problem, plain_peak, problem_digest
 from remat_ir.graph import working_set
-from remat_ir.proof import InvalidProof, StageProof, WindowProof, carried, prove, read_proof
+from remat_ir.proof import InvalidProof, Leaf, StageProof, WindowProof, carried, prove, read_proof
 from remat_ir.proof.windows import Windows
 from remat_solver import solve
 from remat_solver.bounds import pair_need
@@ -246,6 +246,16 @@ def test_the_parts_of_a_certificate_are_limited_together(monkeypatch: pytest.Mon
     monkeypatch.setattr("remat_ir.proof.certificate.MOST_NUMBERS", sum(numbers) - 1)
     with pytest.raises(InvalidData, match="numbers"):
         read_proof(proof.to_json())
+
+
+def test_a_malformed_part_is_named() -> None:
+    part = StageProof("0" * 64, (1,), (), (), 1, (Leaf(()),))
+    data = WindowProof("0" * 64, 0, (0, 1), (2, 1), 0, (part, part), ()).to_json()
+    assert read_proof(data)
+    data["parts"][1]["rows"] = [["memory", "1"]]
+    with pytest.raises(InvalidData, match=r"^parts\[1\]: rows\[0\]") as caught:
+        read_proof(data)
+    assert caught.value.pointer == "/parts/1/rows/0"
 
 
 @pytest.mark.thorough

@@ -152,7 +152,7 @@ def _read_windows(data: dict[str, Any]) -> WindowProof:
     found = members(data, "proof", required=required, format_name=FORMAT)
     parts = array(found["parts"], "parts", "/parts", MOST_PARTS)
     windows = array(found["windows"], "windows", "/windows", MOST_WINDOWS)
-    read = tuple(_read_stages(part) for part in parts)
+    read = tuple(_read_part(part, i) for i, part in enumerate(parts))
     # together, as many as of a certificate without parts
     _few((row for part in read for row in part.rows), len, "/parts")
     _few((node for part in parts for node in part["nodes"]), lambda node: 2 * len(node[1]), "/parts")
@@ -165,6 +165,13 @@ def _read_windows(data: dict[str, Any]) -> WindowProof:
         parts=read,
         windows=_rows(windows, "windows", MOST_WINDOWS, 4, "four"),
     )
+
+
+def _read_part(data: object, i: int) -> StageProof:
+    try:
+        return _read_stages(data)
+    except InvalidData as error:
+        raise InvalidData(f"parts[{i}]: {error}", f"/parts/{i}{error.pointer}") from None
 
 
 def _read_stages(data: object) -> StageProof:
