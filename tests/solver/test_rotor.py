@@ -165,6 +165,19 @@ def test_a_budget_under_the_least_says_which_would_do() -> None:
     assert answer.least_budget_bytes == Least(chain).budget_bytes
 
 
+@pytest.mark.parametrize("method", ["rotor", "revolve"])
+def test_an_input_of_more_slots_than_32_bits_count_changes_nothing(method: str) -> None:
+    """It is there throughout and takes none of them, however small what is saved next to it."""
+    small = replace(counter_example(4), backward_ns=(1,) * 6)
+    large = replace(small, activation_bytes=(3_000_000_000, *small.activation_bytes[1:]))
+    budget = Least(small, tapes=method == "rotor").budget_bytes
+    there, here = (
+        solve(Problem(chain, budget + chain.fixed_bytes), method=method, max_gap=0) for chain in (small, large)
+    )
+    assert there.cost_ns is not None
+    assert here.cost_ns == there.cost_ns
+
+
 def test_sequential_is_periodic() -> None:
     chain = long_chain(16, seed=2)
     answer = solve(Problem(chain, plain_peak(chain)), method="sequential", options={"segments": 4})

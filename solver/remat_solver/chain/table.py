@@ -299,7 +299,8 @@ class Table:
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
         add = self.slot_bytes // 2 if self._nearest else self.slot_bytes - 1
-        return ((np.array(sizes, np.int64) + add) // self.slot_bytes).astype(np.int32)
+        # of the input, which is not in the slots, there may be more than 32 bits count
+        return np.minimum((np.array(sizes, np.int64) + add) // self.slot_bytes, NEVER).astype(np.int32)
 
     def _errors(self) -> tuple[int, int]:
         """The bytes by which all that is saved at once can be over- and underestimated: one size a cut."""
