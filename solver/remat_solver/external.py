@@ -132,6 +132,9 @@ def _model(problem: Problem, method: str, options: Mapping[str, object] | None) 
     chosen: MilpOptions | StagedOptions = method_named(method).read_options(given)
     if method == "milp-forward" and problem.graph.backward_from is None:
         raise InvalidData("the graph does not say where its backward pass begins", "/graph/backward_from")
+    if method == "milp-forward" and isinstance(chosen, MilpOptions) and chosen.recomputations != 1:
+        more = "milp-forward recomputes an op once per stage; use milp-tight for more"
+        raise InvalidData(more, "/options/recomputations")
     least, who = least_need(problem.graph)
     if least > problem.budget_bytes:
         raise InvalidData(
