@@ -184,8 +184,8 @@ def test_refuses_what_has_no_model() -> None:
         export_model(PROBLEM, "mps", options={"memory_bytes": 10})
     with pytest.raises(InvalidData, match="where its backward pass begins"):
         export_model(Problem(graph_of([1], [1], [[]]), 1), "lp", method="milp-forward")
+    marked = Problem(graph_of([1, 1], [1, 1], [[], [0]], backward_from=1), 2)
     with pytest.raises(InvalidData, match="use milp-tight for more"):
-        marked = Problem(graph_of([1, 1], [1, 1], [[], [0]], backward_from=1), 2)
         export_model(marked, "lp", method="milp-forward", options={"recomputations": 2})
 
 
