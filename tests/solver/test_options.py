@@ -141,7 +141,7 @@ EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
     "sequential": {"segments": (3, said("cost_ns"))},
     "pofo": {"slots": (8, said("cost_ns"))},
     "tags": {"seed": (1, costs), "free": (False, said("message"))},
-    "transfers": {"proof": (False, engines), "seed": (1, said("plan"))},
+    "transfers": {"proof": (False, engines), "seed": (1, said("plan")), "memory_bytes": MEMORY},
 }
 LINEAR = Problem(unit(25), budget_at(unit(25), 0.5))
 POSED = {
@@ -236,3 +236,11 @@ def test_every_option_has_an_effect(method: str, option: str) -> None:
         for watch in (watched(method, problem), watched(method, problem, option))
     )
     assert without != with_it
+
+
+@pytest.mark.thorough
+def test_the_memory_that_auto_is_given_is_that_of_every_engine_with_a_link_too() -> None:
+    """Of the one that bounds plans with transfers, and of the one beside it."""
+    found = watched("auto", LINKED, "memory_bytes")
+    assert isinstance(found, Watch)
+    assert {memory for _, memory in found.engines} == {MEMORY[0]}

@@ -95,7 +95,7 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     if subject.link is not None:
         if options.deterministic:
             raise InvalidData("deterministic takes graphs and chains without a link to the host", "/options")
-        linked = TransferOptions(proof=options.proof, seed=options.seed)
+        linked = TransferOptions(options.proof, options.seed, options.memory_bytes)
         program = offload_program if isinstance(subject, Chain) else None
         # with its proof, whose relaxations have plans in them; it ends where no plan without transfers is better
         keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, options), program)

@@ -330,11 +330,14 @@ def _moved(view: ArrayView, columns: Columns, x: Floats) -> Floats:
     return moved
 
 
-def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
-    """Raise the incumbent's bound by linear relaxations with ever more cuts; yields each."""
+def prove(incumbent: Incumbent, deadline: Deadline, memory_bytes: int = 0) -> Iterator[Relaxed]:
+    """Raise the incumbent's bound by linear relaxations with ever more cuts; yields each.
+
+    `memory_bytes` is what the engine may use, as in `Engine`.
+    """
     view = view_of(incumbent.problem)
     certifier = Certifier(incumbent.problem) if incumbent.certifies else None
-    with Engine("highs") as engine:
+    with Engine("highs", memory_bytes=memory_bytes) as engine:
         for cuts in dict.fromkeys(cuts_of(view, count) for count in _CUTS):
             if deadline.passed() or incumbent.stopped():
                 continue

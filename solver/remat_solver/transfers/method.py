@@ -103,10 +103,14 @@ _BASELINES = {"offload-all": offload_all, "save-on-cpu": save_on_cpu, "layer-fra
 
 @dataclass(frozen=True)
 class TransferOptions(Options):
-    """Whether a bound is sought, and the search's seed."""
+    """Whether a bound is sought, the search's seed, and the memory that the bound's engine may use.
+
+    `memory_bytes` 0 means half of what is free when the engine starts, but at least 1 GiB.
+    """
 
     proof: bool = flag()
     seed: int = whole(0, 0, 2**32 - 1)
+    memory_bytes: int = whole(0)
 
 
 def keep_recompute_offload(
@@ -124,7 +128,7 @@ def keep_recompute_offload(
     threads: list[Member] = []
     try:
         if options.proof:
-            threads.append(Member(incumbent, "transfer-bound", lambda: _relax(search, relaxed)))
+            threads.append(Member(incumbent, "transfer-bound", lambda: _relax(search, relaxed, options)))
         if general is not None:
             threads.append(Member(lifted, "without-transfers", lambda: general(lifted)))
             _await_plan(lifted, threads[-1])
@@ -175,7 +179,7 @@ def within(deadline: Deadline, share: float) -> Deadline:
     return deadline.within(share * min(deadline.remaining(), _UNLIMITED_S))
 
 
-def _relax(search: TransferSearch, found: deque[Relaxed]) -> None:
+def _relax(search: TransferSearch, found: deque[Relaxed], options: TransferOptions) -> None:
     """Solve relaxations of a graph with a link, which raises bounds, and hand them on to the thread that searches."""
-    found.extend(prove(search.linked, within(search.deadline, _PROOF_SHARE)))
+    found.extend(prove(search.linked, within(search.deadline, _PROOF_SHARE), options.memory_bytes))
     search.linked.cease_certifying()
