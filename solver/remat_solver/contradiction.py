@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,11 +98,17 @@ def _report(
     }
     path = Path(tempfile.gettempdir()) / f"remat-contradiction-{digest.rpartition(':')[2][:16]}.json"
     try:
-        path.write_text(json.dumps(instance))
+        with open(path, "w", opener=_private) as file:
+            json.dump(instance, file)
         where = str(path)
     except OSError as error:
         where = f"nowhere, since {error}"
     LOG.error("%s: %s; problem %s, instance in %s", what, claim, digest, where)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file of the shared temporary folder for its owner alone, and follow no link that another left there."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 _ANY_BUDGET = 2**53

@@ -177,6 +177,28 @@ def test_tests_and_benchmarks_end_at_a_contradiction(monkeypatch: pytest.MonkeyP
         incumbent.offer(plain_plan(problem.graph), "search")
 
 
+def test_the_instance_is_the_owners_and_follows_no_link(said: list[str], tmp_path: Path) -> None:
+    """The folder is shared: what another user leaves there under the name is not written through."""
+    problem, _ = _little()
+
+    def refuted() -> Path:
+        incumbent = Incumbent(problem, Deadline(None))
+        incumbent.raise_bound(21, "wrong")
+        incumbent.offer(plain_plan(problem.graph), "search")
+        (path,) = tmp_path.glob("remat-contradiction-*.json")
+        return path
+
+    path = refuted()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    path.symlink_to(other)
+    refuted()
+    assert "instance in nowhere, since" in said[-1]
+    assert other.read_text() == "theirs"
+
+
 # --- invalid plans of methods
 
 
