@@ -60,7 +60,8 @@ def settings(
     """The settings in force: each argument that is not None stands over its environment variable.
 
     Raises:
-        InvalidData: a URL that is not http or https, or a flag that is neither yes nor no.
+        InvalidData: a URL that is not http or https, a key that no header can have, or a flag that is neither yes nor
+            no.
     """
     env = os.environ if environ is None else environ
     url = base_url or env.get("REMAT_BASE_URL") or None
@@ -69,7 +70,7 @@ def settings(
     return Settings(
         base_url=None if url is None else checked_url(url),
         cache_dir=Path(where).expanduser(),
-        api_key=api_key or env.get("REMAT_API_KEY") or None,
+        api_key=checked_key(api_key or env.get("REMAT_API_KEY")),
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),
         report_runs=_flag(env, "REMAT_REPORT_RUNS"),
@@ -92,6 +93,18 @@ def checked_url(url: str) -> str:
     if not fine:
         raise InvalidData(f"the service's URL must be http://HOST[:PORT] or https://…, not {url!r}")
     return url.rstrip("/")
+
+
+def checked_key(key: str | None) -> str | None:
+    """A key without the space around it, such as the end of a line of a mounted secret; None: there is none.
+
+    Raises:
+        InvalidData: it has characters that a header cannot have; the message does not show it.
+    """
+    key = (key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidData("REMAT_API_KEY must be printable ASCII on one line")
+    return key or None
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:

@@ -221,6 +221,25 @@ def test_what_a_call_carries() -> None:
     assert "secret-1" not in repr(settings(api_key="secret-1", environ={}))
 
 
+@pytest.mark.parametrize("key", ["secret-1\n", " secret-1 \r\n"])
+def test_a_key_is_sent_without_the_end_of_its_line(key: str) -> None:
+    """As a mounted secret or a file has it."""
+    with lying(in_turn(Said(200, {}))) as server:
+        http(server.url, api_key=settings(environ={"REMAT_API_KEY": key}).api_key).call("GET", "/x")
+        http(server.url, api_key=key).call("GET", "/x")
+    assert [request.headers["authorization"] for request in server.asked] == ["Bearer secret-1"] * 2
+    assert settings(environ={"REMAT_API_KEY": "\n"}).api_key is None
+
+
+@pytest.mark.parametrize("key", ["secret-1\nsecret-2", "secret-1\x00", "secret-ß"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(InvalidData, match="REMAT_API_KEY must be printable") as caught:
+        settings(environ={"REMAT_API_KEY": key})
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidData, match="REMAT_API_KEY must be printable"):
+        http("http://127.0.0.1:9", api_key=key).call("GET", "/x")
+
+
 def test_arguments_stand_over_the_environment() -> None:
     env = {"REMAT_BASE_URL": "http://a:1/", "REMAT_CACHE_DIR": "/c", "REMAT_OFFLINE": "1", "REMAT_API_KEY": "k"}
     found = settings(environ=env)

@@ -39,6 +39,7 @@ from ..errors import (
     ServiceFailed,
     Unreachable,
 )
+from ..settings import checked_key
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -277,6 +278,9 @@ class AsyncHttp:
         at_once: connections open at once.
         transport: what carries the requests; tests plug the real application in here, in-process.
         sleep: the clock of the retries.
+
+    Raises:
+        InvalidData: the key is none that a header can have.
     """
 
     def __init__(
@@ -294,8 +298,9 @@ class AsyncHttp:
         self._sleep = sleep
         self._away_since: float | None = None
         headers = {"Accept": "application/json", "Accept-Encoding": ACCEPTED_ENCODING, "User-Agent": "remat"}
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+        key = checked_key(api_key)
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
         self._client = httpx2.AsyncClient(
             base_url=base_url,
             headers=headers,
