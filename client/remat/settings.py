@@ -80,14 +80,16 @@ def settings(
 
 
 def checked_url(url: str) -> str:
-    """A base URL without its trailing slash.
+    """A base URL without its trailing slash and the space around it.
 
     Raises:
-        InvalidData: not http or https, or without a host.
+        InvalidData: not http or https, without a host, or with space inside.
     """
+    url = url.strip()
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        fine = fine and url.isprintable() and " " not in url
     except ValueError:
         fine = False
     if not fine:

@@ -250,7 +250,16 @@ def test_arguments_stand_over_the_environment() -> None:
     assert isinstance(settings(environ={}), Settings)
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "localhost:80", "http://", "http://a:99999", "not a url"])
+def test_a_url_may_end_its_line() -> None:
+    """As a file of settings or a mounted one has it."""
+    assert settings(environ={"REMAT_BASE_URL": "http://a:1/\n"}).base_url == "http://a:1"
+    assert settings(base_url=" https://b ", environ={}).base_url == "https://b"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://a", "localhost:80", "http://", "http://a:99999", "not a url", "http://a\nb", "http://a b", "http://a/\x7f"],
+)
 def test_a_url_of_no_use_is_refused(url: str) -> None:
     with pytest.raises(InvalidData, match="URL"):
         settings(base_url=url, environ={})
