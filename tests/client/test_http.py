@@ -93,6 +93,13 @@ def test_retry_after_may_be_a_date() -> None:
     assert 15 < clock.pauses[0] <= 20.5
 
 
+@pytest.mark.parametrize("text", ["soon", "\xb2", "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"])
+def test_a_retry_after_of_no_use_is_none(text: str) -> None:
+    with lying(in_turn(Said(429, headers={"Retry-After": text}))) as server, pytest.raises(RateLimited) as caught:
+        http(server.url).call("GET", "/x")
+    assert caught.value.retry_after_s is None
+
+
 def test_a_retry_after_of_an_hour_is_not_slept_through() -> None:
     clock = Clock()
     with lying(in_turn(Said(429, headers={"Retry-After": "3600"}))) as server, pytest.raises(RateLimited) as caught:

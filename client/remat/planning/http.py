@@ -263,11 +263,11 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Retry-After in seconds, from either of its forms (RFC 9110, Section 10.2.3)."""
     text = headers.get("Retry-After", "").strip()
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return float(text[:9])
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
