@@ -107,6 +107,14 @@ async def test_options_are_checked_at_the_call() -> None:
         AsyncRemat("not a url")
 
 
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:9"])
+async def test_offline_asks_nobody(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("REMAT_OFFLINE", "1")
+    with pytest.raises(InvalidData, match="REMAT_OFFLINE is set"):
+        AsyncRemat(url)
+
+
 @pytest.mark.thorough
 async def test_a_cancelled_wait_leaves_at_once(service: Service) -> None:
     """The task ends; the solve can be found again by its id."""

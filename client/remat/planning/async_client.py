@@ -31,7 +31,7 @@ class AsyncRemat:
         transport: what carries the requests; tests plug the real application in here, in-process.
 
     Raises:
-        InvalidData: there is no URL, or it is none.
+        InvalidData: there is no URL, or it is none; or `REMAT_OFFLINE` is set.
 
     Example:
         >>> import asyncio, remat
@@ -52,6 +52,8 @@ class AsyncRemat:
     ) -> None:
         here = settings()
         url = base_url or here.base_url
+        if here.offline:
+            raise InvalidData("REMAT_OFFLINE is set: no service is asked")
         if url is None:
             raise InvalidData("which service? give its URL, or set REMAT_BASE_URL")
         if at_once < 1:
