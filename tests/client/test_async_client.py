@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from client.liar import Said, in_turn, lying
+from client.liar import Asked, Said, in_turn, lying
 from remat.errors import InvalidResponse, NotAllowed, ServiceError, Unreachable
 from remat.planning.async_client import AsyncRemat
+from remat.planning.greedy import greedy_answer
 from remat.planning.http import Timeouts
 from remat_ir import Answer, InvalidData, Problem, Status, budget_at, plain_peak, verify
 from service.serving import Service, eventually, hard_graph, serving, training_graph
@@ -113,6 +116,31 @@ async def test_offline_asks_nobody(url: str | None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("REMAT_OFFLINE", "1")
     with pytest.raises(InvalidData, match="REMAT_OFFLINE is set"):
         AsyncRemat(url)
+
+
+async def test_problems_wait_for_their_turn_and_not_for_a_connection() -> None:
+    """Many more than may be under way at once, by a slow service: all are answered, none is given up for want of a
+    connection."""
+    graph = training_graph(4)
+    problem = Problem(graph, plain_peak(graph))
+    answer, lock = greedy_answer(problem).to_json(), threading.Lock()
+    now, most = 0, 0
+
+    def script(_: Asked) -> Said:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.6)
+        with lock:
+            now -= 1
+        return Said(200, answer)
+
+    with lying(script) as slow:
+        async with AsyncRemat(slow.url, at_once=2, timeouts=Timeouts(connect=0.1)) as client:
+            found = await asyncio.gather(*(client.solve(problem, time_limit_s=0.1) for _ in range(12)))
+    assert [each.cost_ns for each in found] == [answer["cost_ns"]] * 12
+    assert (most, len(slow.asked)) == (2, 12)
 
 
 @pytest.mark.thorough

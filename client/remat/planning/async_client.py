@@ -25,7 +25,7 @@ class AsyncRemat:
 
     Args:
         base_url, api_key: the service; None takes `REMAT_BASE_URL` and `REMAT_API_KEY`.
-        at_once: problems under way at once in `solve_each` and `solve_many`.
+        at_once: problems under way at once; others wait for their turn, which their time limits do not count.
         patience_s: seconds beyond a problem's time limit for which it is waited for: the limit counts solving, not
             queueing.
         transport: what carries the requests; tests plug the real application in here, in-process.
@@ -66,6 +66,7 @@ class AsyncRemat:
             transport=transport,
         )
         self.at_once, self.patience_s = at_once, patience_s
+        self._room = asyncio.Semaphore(at_once)
 
     async def __aenter__(self) -> AsyncRemat:
         return self
@@ -92,6 +93,10 @@ class AsyncRemat:
         return await self._solve(problem, solve_options(AsyncRemat.solve, SolveFields, None, options))
 
     async def _solve(self, problem: Problem, chosen: SolveOptions) -> Answer:
+        async with self._room:
+            return await self._solved(problem, chosen)
+
+    async def _solved(self, problem: Problem, chosen: SolveOptions) -> Answer:
         wait_until = time.monotonic() + chosen.time_limit_s
         give_up_at = wait_until + self.patience_s
         call = service.submission(problem, chosen)
@@ -135,14 +140,12 @@ class AsyncRemat:
             InvalidData: an option that does not exist, or a wrong value.
         """
         chosen = solve_options(AsyncRemat.solve_each, SolveFields, None, options)
-        room = asyncio.Semaphore(self.at_once)
 
         async def one(i: int) -> tuple[int, Answer | ServiceError]:
-            async with room:
-                try:
-                    return i, await self._solve(problems[i], chosen)
-                except ServiceError as error:
-                    return i, error
+            try:
+                return i, await self._solve(problems[i], chosen)
+            except ServiceError as error:
+                return i, error
 
         tasks = [asyncio.create_task(one(i)) for i in range(len(problems))]
         try:
