@@ -272,6 +272,18 @@ def test_what_a_killed_writer_leaves_is_deleted(tmp_path: Path) -> None:
     assert set(table.get("cpu", ["one", "two"])) == {"one", "two"}
 
 
+def test_a_file_is_readable_as_any_other_new_one(tmp_path: Path) -> None:
+    """By the users of a machine or of a shared folder, if the process's umask lets them."""
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "a", b"x")
+        os.umask(0o007)
+        write_whole(tmp_path / "b", b"x", replace_existing=False)
+    finally:
+        os.umask(before)
+    assert [oct((tmp_path / name).stat().st_mode & 0o777) for name in "ab"] == ["0o644", "0o660"]
+
+
 def test_a_folder_that_is_full_loses_what_was_used_least_lately(tmp_path: Path) -> None:
     for number in range(20):
         write_whole(tmp_path / "ab" / f"{number:02}.json", b"x")

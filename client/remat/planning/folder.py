@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,8 @@ _TEMPORARY, _MARK = ".writing-", ".trimmed"
 def write_whole(path: Path, content: bytes, *, replace_existing: bool = True, durable: bool = True) -> bool:
     """Write a file so that no reader ever sees a part of it: a temporary name, fsync, rename.
 
-    With `replace_existing=False` the first writer wins; returns whether this one was written.
+    With `replace_existing=False` the first writer wins; returns whether this one was written. Who may read it is what
+    the process's umask says, as for any new file.
 
     Args:
         durable: whether it outlives a loss of power. Otherwise it may be empty then, which its reader must see.
@@ -39,7 +40,8 @@ def write_whole(path: Path, content: bytes, *, replace_existing: bool = True, du
         OSError: the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    name = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
