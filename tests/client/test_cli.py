@@ -110,6 +110,25 @@ def test_solve_writes_a_plan_that_verify_takes(remat: Any, graph_file: Path, tmp
     assert ran.data["peak_bytes"] <= ran.data["budget_bytes"]
 
 
+def test_a_pipe_and_a_link_are_written_and_stay_what_they_are(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+    """A rename would put a file in the place of `/dev/null` too, where the user may write there."""
+    pipe, link, plan = tmp_path / "pipe", tmp_path / "link.json", tmp_path / "plan.json"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        assert remat("solve", graph_file, "-f", "0.6", "-q", "-o", pipe).code == 0
+        assert pipe.is_fifo()
+        Plan.from_json(os.read(end, 2**16))
+    finally:
+        os.close(end)
+    link.symlink_to(plan)
+    for _ in range(2):
+        assert remat("solve", graph_file, "-f", "0.6", "-q", "-o", link).code == 0
+        assert link.is_symlink()
+        Plan.from_json(plan.read_bytes())
+        plan.write_text("")
+
+
 def test_verify_names_the_first_wrong_step(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     plan = written(tmp_path / "plan.json", plain_plan(chain_graph()).to_json())
     ran = remat("verify", graph_file, plan, "-b", 14)

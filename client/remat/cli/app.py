@@ -19,7 +19,7 @@ from remat_ir import SUBJECTS, Answer, AnyPlan, InvalidData, RematError, Status,
 from remat_ir.read import parse
 
 from ..errors import BudgetTooSmall, NothingFound, Refused, ServiceError
-from ..planning.folder import write_whole
+from ..planning.folder import write_named
 
 BAD_INPUT, INFEASIBLE, NOTHING_FOUND, SERVICE, INTERRUPTED = 2, 3, 4, 5, 130
 
@@ -139,7 +139,7 @@ def write_text(path: Path, text: str) -> None:
         return
     check_writable(path)
     try:
-        write_whole(path, text.encode())
+        write_named(path, text.encode())
     except OSError as error:
         raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
 

@@ -61,6 +61,18 @@ def write_whole(path: Path, content: bytes, *, replace_existing: bool = True, du
             os.unlink(name)
 
 
+def write_named(path: Path, content: bytes) -> None:
+    """Write what a user has named: a file whole, through links to it; a pipe or a device as it is, and it stays one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        write_whole(Path(os.path.realpath(path)), content)
+
+
 def used(path: Path) -> bytes:
     """What is in a file, which counts as used now.
 

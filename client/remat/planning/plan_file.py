@@ -21,7 +21,7 @@ from remat_ir.read import array, members, parse
 
 from ..errors import PlanMismatch
 from .check import checked
-from .folder import write_whole
+from .folder import write_named
 from .options import DEFAULT, SolveOptions
 from .planner import Planner
 from .sources import OnProgress
@@ -160,7 +160,7 @@ def write_plan_file(
     if not folder.is_dir():
         raise InvalidData(f"{path} cannot be written: there is no folder {folder}")
     try:
-        write_whole(Path(path), text.encode())
+        write_named(Path(path), text.encode())
     except OSError as error:
         raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
 
