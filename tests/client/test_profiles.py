@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,19 @@ def test_many_writers_agree_on_one(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(20) as pool:
         assert len(set(pool.map(write, range(20)))) == 1
+    assert not list(tmp_path.glob("*/.writing-*"))
+
+
+def test_a_file_system_without_links_keeps_profiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As object storage and shares of Windows are mounted."""
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", link)
+    assert DiskProfiles(tmp_path).put("cpu", {"a": A}) == {"a": A}
+    assert DiskProfiles(tmp_path).put("cpu", {"a": B, "b": B}) == {"a": A, "b": B}
+    assert DiskProfiles(tmp_path).get("cpu", ["a", "b"]) == {"a": A, "b": B}
     assert not list(tmp_path.glob("*/.writing-*"))
 
 

@@ -55,6 +55,10 @@ def write_whole(path: Path, content: bytes, *, replace_existing: bool = True, du
             os.link(name, path)
         except FileExistsError:
             return False
+        except OSError:  # a file system without links: of writers at once the last one wins
+            if path.exists():
+                return False
+            os.replace(name, path)
         return True
     finally:
         with suppress(FileNotFoundError):
