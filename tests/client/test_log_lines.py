@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import subprocess
@@ -17,7 +18,7 @@ from client.commands import remat as remat  # a fixture
 from client.liar import Said, in_turn, lying
 from remat.errors import NotAllowed, RanksDiffer
 from remat.planning import phases
-from remat.planning.phases import Phases, doing
+from remat.planning.phases import Lines, Phases, doing
 from remat.planning.quick import tell_of_better
 from remat_ir import Answer, Problem, graph_of, plain_plan, plan_of
 
@@ -50,6 +51,19 @@ def test_a_job_without_a_terminal_says_what_it_does(tmp_path: Path) -> None:
     assert sum("→" in line for line in lines) == 1
     assert lines[-1].startswith("remat: the first step peaked at ")
     assert all(line.startswith("remat: ") for line in lines)
+
+
+def test_a_line_that_cannot_be_written_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a job's standard error is a file on a full disk, or a pipe that nobody reads any more."""
+    log = logging.Logger("remat")
+    log.addHandler(Lines())
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        log.warning("a first line")
+        log.warning("and one that comes after it")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 @pytest.mark.thorough

@@ -26,8 +26,11 @@ class Lines(logging.Handler):
     """What remat has to say as lines on standard error, unless somebody else shows it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line."""
-        print(f"remat: {record.getMessage()}", file=sys.stderr, flush=True)
+        """Print one line; that it cannot be printed, as on a full disk, ends nobody's training."""
+        try:
+            print(f"remat: {record.getMessage()}", file=sys.stderr, flush=True)
+        except Exception:  # noqa: BLE001 – as each handler of the standard library
+            self.handleError(record)
 
 
 def show_log() -> None:
