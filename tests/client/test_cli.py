@@ -342,6 +342,20 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert "Commands" in bare.stdout
 
 
+def test_output_that_cannot_be_written_is_one_line_and_exit_2(graph_file: Path) -> None:
+    """Of a few bytes, which are written when the command ends, and nothing is said where nobody reads on."""
+    command = [sys.executable, "-m", "remat", "show", str(graph_file), "--json"]
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "remat: the output cannot be written: No space left on device\n"
+    assert (ran.returncode, ran.stderr) == (BAD_INPUT, said)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        ran = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_the_page_lists_every_command_setting_and_exit_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     for name in ORDER:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -13,7 +15,7 @@ from remat_ir import RematError
 
 from ..planning.phases import Lines
 from . import doctor, model, service, show, solve  # noqa: F401  their commands join the app
-from .app import INTERRUPTED, app, error_code
+from .app import BAD_INPUT, INTERRUPTED, app, error_code
 
 ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -53,8 +55,10 @@ def root(
 
 def main() -> None:
     """The entry point: what is refused is one line on standard error."""
+    code: object = 0
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # what fails while the interpreter ends is a traceback
     except ClickException as error:
         sys.exit(_complain(error.format_message(), error.exit_code))
     except typer.Abort:
@@ -64,9 +68,20 @@ def main() -> None:
     except RematError as error:
         sys.exit(_complain(". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())]), error_code(error)))
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        _print_no_more()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _print_no_more()
+        sys.exit(_complain(f"the output cannot be written: {error.strerror}", BAD_INPUT))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_no_more() -> None:
+    """Let what is still to be printed go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _complain(message: str, code: int) -> int:
