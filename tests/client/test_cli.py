@@ -221,6 +221,15 @@ def test_bad_words_are_one_line_and_exit_2(words: tuple[str, ...], says: str, re
     remat("solve", graph_file, "-q", *words).refused(says)
 
 
+def test_a_refusal_has_its_traceback_where_one_is_asked_for(remat: Any, graph_file: Path) -> None:
+    """The line comes last, as it comes alone without."""
+    line = remat("solve", graph_file, "-b", "much").err
+    ran = remat("-v", "solve", graph_file, "-b", "much")
+    assert (ran.code, ran.out) == (BAD_INPUT, "")
+    assert ran.err.startswith("Traceback (most recent call last):")
+    assert ran.err.endswith(f"\n{line}")
+
+
 def test_files_that_are_not_there(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     for words in (("solve", "no.json", "-f", "0.5"), ("verify", graph_file, "no.json", "-b", 9), ("show", tmp_path)):
         remat(*words).refused("cannot be read")

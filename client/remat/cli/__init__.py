@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -66,6 +67,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", INTERRUPTED))
     except RematError as error:
+        if logging.getLogger("remat").isEnabledFor(logging.INFO):  # --verbose
+            traceback.print_exception(error)
         sys.exit(_complain(". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())]), error_code(error)))
     except BrokenPipeError:
         _print_no_more()
