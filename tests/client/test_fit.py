@@ -286,6 +286,25 @@ def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
         predict(make_model, str(path), max_overhead=-1)
 
 
+def test_where_the_optimizers_step_does_not_fit_nothing_does(tmp_path: Path) -> None:
+    """As the line says; the exit code of the command goes by it."""
+
+    def wide() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(nn.Linear(256, 256), nn.Tanh()), torch.ones(1, 256)
+
+    path = tmp_path / "device.toml"
+    path.write_text(TABLE.replace("MEMORY", "1GiB"))
+    large = predict(wide, str(path), optimizer="adamw", planner="greedy", time_limit_s=1)
+    assert large.fits
+    between = (large.plain_bytes + large.step.update_peak_bytes) // 2
+    assert large.plain_bytes < between < large.step.update_peak_bytes
+    path.write_text(TABLE.replace("MEMORY", str(between)))
+    small = predict(wide, str(path), optimizer="adamw", planner="greedy", time_limit_s=1)
+    assert small.answer.plan is not None
+    assert "does not fit" in str(small)
+    assert not small.fits
+
+
 @pytest.mark.thorough
 def test_a_function_without_a_batch_has_no_largest_one(table: Path) -> None:
     found = predict(lambda: make_model(), str(table), planner="greedy", time_limit_s=1)
@@ -471,6 +490,8 @@ def test_each_rank_of_a_pipeline_has_its_figures(fitted: Fitted) -> None:
     for rank, plain in zip(small.ranks, large.ranks, strict=True):
         assert rank.plain_bytes == plain.plain_bytes
         assert rank.least_bytes <= (rank.planned_bytes or 0) <= between
+    ranks = tuple(replace(rank, update_peak_bytes=between + 1) for rank in small.ranks)
+    assert not replace(small, ranks=ranks).fits
     overheads = [answer.overhead for answer in small.curve]
     assert overheads[-1] == pytest.approx(0, abs=1e-9)
     assert all(a is not None for a in overheads)

@@ -96,8 +96,8 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether it trains in the device's memory, by a plan or without one."""
-        return self.answer.plan is not None
+        """Whether it trains in the device's memory, by a plan or without one, the optimizer's step included."""
+        return self.answer.plan is not None and not self._update_is_over
 
     @property
     def figures(self) -> dict[str, object]:
@@ -121,8 +121,12 @@ class Fit:
             "released": None if self.released is None else self.released.figures,
         }
 
+    @property
+    def _update_is_over(self) -> bool:
+        return self.optimizer is not None and self.step.update_peak_bytes > self.memory_bytes
+
     def _here(self) -> tuple[str, str]:
-        if self.optimizer is not None and self.step.update_peak_bytes > self.memory_bytes:
+        if self._update_is_over:
             return "does not fit", "the optimizer's step needs more, and no plan of activations helps there"
         if self.plain_bytes <= self.memory_bytes:
             return "fits", "without a plan"
@@ -152,7 +156,7 @@ class Fit:
         """The line of Python that trains by a plan, where there is one, and one is needed here or at a larger batch."""
         more = self.largest_planned is not None and self.largest_planned.size > (self.largest_plain or 0)
         needed = more or self.plain_bytes > self.memory_bytes
-        if not needed or self.answer.overhead is None or self.step.target is None:
+        if not needed or not self.fits or self.step.target is None:
             return []
         options = "" if self.optimizer is None else ", optimizer=optimizer"
         options += ", release_gradients=True" if self.step.job.releases else ""

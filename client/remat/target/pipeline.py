@@ -349,8 +349,8 @@ class PipelineFit:
     @property
     def ending(self) -> str:
         """Whether it fits, as a sentence."""
-        over = [n for n, rank in enumerate(self.ranks) if rank.update_peak_bytes > self.memory_bytes]
-        if over and self.optimizer is not None:
+        over = self._update_over
+        if over:
             return f"does not fit: the optimizer's step of rank {over[0]} needs more, whatever the plans"
         if self.plain_bytes <= self.memory_bytes:
             return "fits without a plan"
@@ -361,8 +361,14 @@ class PipelineFit:
 
     @property
     def fits(self) -> bool:
-        """Whether plans for the device's memory are known for each rank."""
-        return self.overhead is not None
+        """Whether plans for the device's memory are known for each rank, and the optimizer's steps fit, too."""
+        return self.overhead is not None and not self._update_over
+
+    @property
+    def _update_over(self) -> list[int]:
+        """The ranks whose optimizer's step needs more."""
+        over = [n for n, rank in enumerate(self.ranks) if rank.update_peak_bytes > self.memory_bytes]
+        return over if self.optimizer is not None else []
 
     @property
     def figures(self) -> dict[str, object]:
@@ -403,7 +409,7 @@ class PipelineFit:
         end = [f"of {readable(self.memory_bytes)} for tensors on each: {self.ending}", *self._largest()]
         priced = filter(None, (f"costs: a roofline of {self.target.name}", self.unsized, f"{self.seconds:.0f} s"))
         end.append("; ".join(priced))
-        if self.overhead is not None and self.plain_bytes > self.memory_bytes:
+        if self.fits and self.plain_bytes > self.memory_bytes:
             options = "" if self.optimizer is None else ", optimizer=optimizer"
             budget = f'budget="{self.memory_bytes // 2**20}MiB"{options}'
             end.append(f"to train by plans, on each rank: remat.optimize_pipeline(stage, schedule, (x,), {budget})")
