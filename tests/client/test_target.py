@@ -277,6 +277,15 @@ def test_a_name_of_several_devices_or_none_is_refused(text: str) -> None:
         target_of(text)
 
 
+def test_a_module_is_there_though_one_that_it_needs_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose name its own begins with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "nowhere_train.py").write_text("import nowhere\n")
+    with pytest.raises(InvalidData, match="nowhere_train cannot be imported: .*No module named 'nowhere'"):
+        load("nowhere_train:make_model")
+
+
 @pytest.mark.thorough
 def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Path) -> None:
     for text, said in [

@@ -232,7 +232,7 @@ def load(text: str, length: int | None = None) -> Callable[..., Any]:
     try:
         module = _import_file(path) if is_file else importlib.import_module(script)
     except ModuleNotFoundError as error:
-        if not is_file and error.name is not None and script.startswith(error.name):
+        if not is_file and error.name is not None and f"{script}.".startswith(f"{error.name}."):
             raise InvalidData(f"there is no module {script}: write {FORM}") from None
         raise InvalidData(f"{script} cannot be imported: {said(error)}") from error
     except Exception as error:
