@@ -282,7 +282,7 @@ def test_a_module_is_there_though_one_that_it_needs_is_not(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "nowhere_train.py").write_text("import nowhere\n")
-    with pytest.raises(InvalidData, match="nowhere_train cannot be imported: .*No module named 'nowhere'"):
+    with pytest.raises(InvalidData, match=r"nowhere_train cannot be imported: .*No module named 'nowhere'"):
         load("nowhere_train:make_model")
 
 
