@@ -20,9 +20,12 @@ import remat
 from remat.pipelines.pipeline import PipelinePlans
 from remat.pipelines.schedule import actions_of, named
 from remat.planning.budget import Budget
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.target.fit import predict
 from remat.training.enable import plans_of
+from remat_ir import Answer, Problem, RematError
 
 WIDTH, ROWS, MICROS = 32, 512, 4
 FIT = {"optimizer": "adamw", "planner": "greedy", "time_limit_s": 0.5}
@@ -179,6 +182,15 @@ def earlier() -> dict[str, Any]:
     return {"needs": needs, "overhead": planned.answer.overhead, "makespan": plans.overhead}
 
 
+class AwayFromOne:
+    """A planner that the second rank cannot reach."""
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        if dist.get_rank():
+            raise RematError("nobody answers there")
+        return GreedyPlanner().plan(problem, options)
+
+
 def refused() -> dict[str, Any]:
     """On both ranks, and the stages are as they were."""
     schedule, stages = made("zero_bubble")
@@ -193,6 +205,7 @@ def refused() -> dict[str, Any]:
     found = {
         "small": ask(budget=remat.ActivationBytes(1000 if dist.get_rank() else "1GiB")),
         "planner": ask(ranks=True),
+        "away": ask(planner=AwayFromOne(), strict=True),
         "budget": ask(budget=remat.UnitBytes(1, 1)),
         "stages": ask(stages=[stage.submod for stage in stages]),
         "others": ask(stages=stages[:1]),

@@ -310,12 +310,16 @@ class Search:
         """A point for each stage by the greedy curves, then among what the planner makes of what was picked."""
         points, _ = self._chosen(places, allowed)
         options = [point.option for point in points]
-        for index, (unit, point) in enumerate(zip(self.units, points, strict=True)):
-            assert unit.step is not None
-            left = room(places, options, index, allowed)
-            found = solved(unit.step, point, left, self.planner.asked, self.asking)
-            if found is not None:
-                self.points[index].append(found)
+
+        def ask() -> None:
+            for index, (unit, point) in enumerate(zip(self.units, points, strict=True)):
+                assert unit.step is not None
+                left = room(places, options, index, allowed)
+                found = solved(unit.step, point, left, self.planner.asked, self.asking)
+                if found is not None:
+                    self.points[index].append(found)
+
+        self.ranks.gather(ask)  # a rank whose planner fails would leave the others waiting for its choice
         return self._chosen(places, allowed)
 
     def _chosen(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
@@ -402,6 +406,7 @@ def optimize_pipeline(
         CaptureError: a stage cannot be captured, on some rank.
         BudgetTooSmall: no choice of plans fits some rank's budget; the message says which, and what is enough.
         NothingFound: the measured peak stayed over a budget.
+        RematError: the planner of some rank failed, and may not be passed over; every rank hears why.
         InvalidData: not stages or a schedule of theirs, not a budget of a rank, not a planner, or not an option.
         RuntimeError: torch.distributed is not initialized, or remat is enabled on a stage already.
     """
