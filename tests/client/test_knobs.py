@@ -156,6 +156,20 @@ def test_more_blocks_are_checkpointed_where_less_fits_and_what_does_not_fit_is_r
         remat.checkpoint_policy(model, X, budget="60%", blocks=[nn.Linear(2, 2)], planner="greedy")
 
 
+def test_a_real_step_that_fails_leaves_no_checkpoints() -> None:
+    """As one does for want of memory, or by an interrupt: the model trains as it did before."""
+    model = Model(0.0)
+
+    def fails(_: torch.Tensor) -> None:
+        raise RuntimeError("no room for this gradient")
+
+    hook = model.into.weight.register_hook(fails)
+    with pytest.raises(RuntimeError, match="no room for this gradient"):
+        remat.checkpoint_policy(model, X, budget="60%", planner="greedy")
+    hook.remove()
+    assert all("forward" not in vars(layer) for layer in model.layers)
+
+
 def test_removed_checkpoints_leave_a_forward_that_a_block_had_of_its_own() -> None:
     model = Model(0.0)
     calls = []

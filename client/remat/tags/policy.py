@@ -289,8 +289,12 @@ def checkpoint_policy(
     run, less = forward_backward(model, args, kwargs), 0
     for _ in range(_TRIES):
         made = space.installed(model, size - less, answers[0])
-        with undisturbed(model):
-            measured = made.fixed_bytes + peak_memory(run, device_of(step.operations.flow)).peak_bytes
+        try:
+            with undisturbed(model):
+                measured = made.fixed_bytes + peak_memory(run, device_of(step.operations.flow)).peak_bytes
+        except BaseException:
+            made.remove()
+            raise
         made = replace(made, measured_bytes=measured)
         if measured <= size:
             log.info("%s", made)
