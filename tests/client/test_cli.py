@@ -311,6 +311,17 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(remat: Any, g
         assert ran.err.startswith("remat: curve.docx cannot"), "nothing had been solved by then"
 
 
+@pytest.mark.parametrize("words", [("max-batch", "FILE", "-b", 40), ("attach", "a" * 32), ("cancel", "a" * 32)])
+def test_a_plan_that_could_not_be_written_is_not_asked_for(
+    words: tuple[Any, ...], remat: Any, graph_file: Path
+) -> None:
+    """Neither is half an hour spent on it, nor a solve ended."""
+    with lying(in_turn(Said(500))) as server:
+        words = tuple(graph_file if word == "FILE" else word for word in words)
+        remat(*words, "--base-url", server.url, "-o", "/nowhere/plan.json").refused("there is no folder /nowhere")
+    assert server.asked == []
+
+
 def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
     ran = remat("max-batch", graph_file, "-b", 40, "-m", "greedy", "--json", "-t", "2", "--total", "20")
     assert ran.code == 0

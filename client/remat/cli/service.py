@@ -19,7 +19,7 @@ from ..planning import service
 from ..planning.sources import ServicePlanner
 from ..settings import settings
 from . import options
-from .app import app
+from .app import app, check_writable
 from .show import STYLES, percent
 from .solve import given_out
 
@@ -43,6 +43,7 @@ def attach(
 ) -> int:
     """Wait for a solve by its id and print its answer. Interrupting the wait does not end the solve."""
     planner = _planner(base_url)
+    check_writable(output)
     solve_id = _whole_id(planner, solve_id)
     answer = _watched(planner, solve_id, time.monotonic() + wait, quiet)
     if not answer.status.ended:
@@ -56,6 +57,7 @@ def cancel(
 ) -> int:
     """End a solve and print its best plan so far. Others who wait for the same solve keep it running."""
     planner = _planner(base_url)
+    check_writable(output)
     return given_out(service.cancel(planner.http, _whole_id(planner, solve_id)), output, as_json)
 
 

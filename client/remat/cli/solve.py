@@ -433,6 +433,7 @@ def max_batch(
     family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
     asking = solve_options_of(method, time_limit, 0.0, name=name)
     planner = asked_planner(base_url, local, options_of(option))
+    check_writable(output)
 
     def tell(found: LargestBatch) -> None:
         if not quiet:
