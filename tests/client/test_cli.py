@@ -322,6 +322,16 @@ def test_a_plan_that_could_not_be_written_is_not_asked_for(
     assert server.asked == []
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o500)
+    with lying(in_turn(Said(500))) as server:
+        ran = remat("solve", graph_file, "-f", "0.5", "--base-url", server.url, "-o", folder / "plan.json")
+    ran.refused(f"the folder {folder} is not to be written to")
+    assert server.asked == []
+
+
 def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
     ran = remat("max-batch", graph_file, "-b", 40, "-m", "greedy", "--json", "-t", "2", "--total", "20")
     assert ran.code == 0

@@ -7,6 +7,7 @@ not be reached or failed, 130 interrupted.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -145,10 +146,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuse a file whose folder is not there, before hours are spent on what would go into it.
+    """Refuse a file whose folder is not there or takes none, before hours are spent on what would go into it.
 
     Raises:
-        InvalidData: there is no such folder, or the path is a folder itself.
+        InvalidData: there is no such folder, or nothing may be written to it; or the path is a folder itself.
     """
     if path is None or str(path) == "-":
         return
@@ -156,6 +157,9 @@ def check_writable(path: Path | None) -> None:
         raise InvalidData(f"{path} cannot be written: there is no folder {path.parent}")
     if path.is_dir():
         raise InvalidData(f"{path} cannot be written: it is a folder")
+    folder = Path(os.path.realpath(path)).parent
+    if not (os.access(folder, os.W_OK | os.X_OK) or (path.exists() and os.access(path, os.W_OK))):
+        raise InvalidData(f"{path} cannot be written: the folder {folder} is not to be written to")
 
 
 def read_text(path: Path) -> str:
