@@ -322,6 +322,12 @@ def test_a_plan_that_could_not_be_written_is_not_asked_for(
     assert server.asked == []
 
 
+def test_what_is_never_printed_has_no_file_called_minus(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+    for words in (("sweep", graph_file, "--csv", "-"), ("plan", "gpt2", "-b", "50%", "-d", "h100", "-o", "-")):
+        remat(*words, "--local").refused("give its name in place of -")
+    assert not (tmp_path / "-").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
 def test_a_folder_that_takes_no_file_is_refused_before_the_work(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"

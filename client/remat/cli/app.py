@@ -145,14 +145,19 @@ def write_text(path: Path, text: str) -> None:
         raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, *, printed: bool = True) -> None:
     """Refuse a file whose folder is not there or takes none, before hours are spent on what would go into it.
+
+    Args:
+        printed: whether "-" is standard output; else it is refused.
 
     Raises:
         InvalidData: there is no such folder, or nothing may be written to it; or the path is a folder itself.
     """
-    if path is None or str(path) == "-":
+    if path is None or (printed and str(path) == "-"):
         return
+    if str(path) == "-":
+        raise InvalidData("this is written to a file, not to standard output: give its name in place of -")
     if not path.parent.is_dir():
         raise InvalidData(f"{path} cannot be written: there is no folder {path.parent}")
     if path.is_dir():

@@ -176,7 +176,7 @@ def plan(
     if stack is not None and stack not in STACKS:
         raise InvalidData(f"--for takes {', '.join(sorted(STACKS))}, not {stack!r}")
     over = None if link is None else named_link(link)  # before the capture, which takes its time
-    check_writable(output)
+    check_writable(output, printed=False)
     if picture is not None and picture.suffix != ".svg":
         check_picture(picture)
     check_writable(picture)

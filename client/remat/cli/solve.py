@@ -362,7 +362,7 @@ def sweep(
             print(f"{readable(answer.budget_bytes)}: {_outcome(answer)}", file=sys.stderr, flush=True)
 
     check_picture(png)
-    check_writable(csv_file)
+    check_writable(csv_file, printed=False)
     if isinstance(planner, LocalPlanner):
         answers = solver_door("sweep")(
             subject,
