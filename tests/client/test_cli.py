@@ -344,6 +344,15 @@ def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
     assert 2 <= ran.data["batch"] <= ran.data["bound"]
 
 
+def test_a_search_for_the_largest_batch_has_an_end(remat: Any, graph_file: Path) -> None:
+    """By a time that is one, and without a plan in it no batch is said to train."""
+    for total in ("nan", "inf", "0", "-1"):
+        remat("max-batch", graph_file, "-b", 40, "--local", "--total", total).refused("--total must be a")
+    ran = remat("max-batch", graph_file, "-b", 40, "--local", "-m", "milp", "--total", 1e-9, "-q")
+    assert ran.code == NOTHING_FOUND
+    assert ran.out.startswith("no batch was found in time that trains within 40 at the cost of one more forward pass, ")
+
+
 def test_the_commands_are_listed_in_order(remat: Any) -> None:
     out = remat("--help").out
     found = [re.search(rf"^\W*{name}\s", out, re.MULTILINE) for name in ORDER]

@@ -429,6 +429,8 @@ def max_batch(
         raise InvalidData(f"{file}: a batch is searched for graphs only")
     if at_batch < 1:
         raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
+    if not 0 < total < float("inf"):
+        raise InvalidData(f"--total must be a positive number of seconds, not {total:g}")
     values = tuple(range(subject.values)) if all_grow else None
     family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
     asking = solve_options_of(method, time_limit, 0.0, name=name)
@@ -470,6 +472,8 @@ def _in_words(found: LargestBatch, budget: str) -> str:
         return f"no batch trains within {budget} at the cost of one more forward pass"
     proved = "and no larger one does" if found.proved else f"and none above {found.bound} does"
     proved += ", certified" if found.claimed_by is None else f", claimed by {found.claimed_by}"
+    if not found.batch:
+        return f"no batch was found in time that trains within {budget} at the cost of one more forward pass, {proved}"
     return f"a batch of {found.batch} trains within {budget} at the cost of one more forward pass, {proved}"
 
 
