@@ -285,6 +285,7 @@ def test_explain_names_what_is_resident_and_what_runs_again(remat: Any, tmp_path
     data = remat("explain", file, plan, "--json").data
     assert sum(size for _, size in data["resident"]) == data["peak_bytes"] <= 19
     assert data["recomputed"]
+    assert "--top" in remat("explain", file, plan, "--top", -1).err
 
 
 def test_sweep_gives_the_curve(remat: Any, graph_file: Path, tmp_path: Path) -> None:

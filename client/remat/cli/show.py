@@ -385,7 +385,7 @@ def show(
 def explain(
     file: options.File,
     plan_file: PlanArgument = None,
-    top: Annotated[int, typer.Option("--top", "-n", help="Rows of each table.")] = 12,
+    top: Annotated[int, typer.Option("--top", "-n", min=1, help="Rows of each table.")] = 12,
     as_json: options.Json = False,
 ) -> int:
     """List what is resident at the peak, and what PLAN computes again, by name where FILE has names."""
