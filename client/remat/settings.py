@@ -60,16 +60,20 @@ def settings(
     """The settings in force: each argument that is not None stands over its environment variable.
 
     Raises:
-        InvalidData: a URL that is not http or https, a key that no header can have, or a flag that is neither yes nor
-            no.
+        InvalidData: a URL that is not http or https, a key that no header can have, a folder of a user without a home,
+            or a flag that is neither yes nor no.
     """
     env = os.environ if environ is None else environ
     url = base_url or env.get("REMAT_BASE_URL") or None
     usual = os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "remat")
     where = cache_dir or env.get("REMAT_CACHE_DIR") or usual
+    try:
+        folder = Path(where).expanduser()
+    except RuntimeError:  # a user without a home, as a container may give one
+        raise InvalidData(f"there is no folder {where}: set REMAT_CACHE_DIR to one for what is remembered") from None
     return Settings(
         base_url=None if url is None else checked_url(url),
-        cache_dir=Path(where).expanduser(),
+        cache_dir=folder,
         api_key=checked_key(api_key or env.get("REMAT_API_KEY")),
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),

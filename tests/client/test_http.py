@@ -272,6 +272,12 @@ def test_a_url_of_no_use_is_refused(url: str) -> None:
         settings(base_url=url, environ={})
 
 
+def test_a_folder_of_a_user_without_a_home_is_refused() -> None:
+    """As where a container runs under a number that no user has."""
+    with pytest.raises(InvalidData, match="set REMAT_CACHE_DIR"):
+        settings(environ={"REMAT_CACHE_DIR": "~nobody-of-this-name/cache"})
+
+
 def test_an_offline_that_is_neither_yes_nor_no_is_refused() -> None:
     with pytest.raises(InvalidData, match="REMAT_OFFLINE"):
         settings(environ={"REMAT_OFFLINE": "perhaps"})
