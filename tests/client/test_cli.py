@@ -600,6 +600,15 @@ def test_a_sweep_without_a_solve_for_each_budget_is_refused(remat: Any, graph_fi
     assert "not one solve for each budget" in ran.err
 
 
+@pytest.mark.parametrize("lie", [{"solves": ["a"]}, {"solves": None}, {"batches": 6}, {"bound": "5"}, {"id": None}])
+def test_a_search_that_is_none_is_refused(remat: Any, graph_file: Path, lie: dict[str, Any]) -> None:
+    found = {"id": "c" * 32, "ended": True, "best_batch": None, "bound": 5, "most_cost_ns": 100, "batches": [6]}
+    with lying(in_turn(Said(200, {**found, "solves": [{"id": "d" * 32}], **lie}))) as server:
+        ran = remat("max-batch", graph_file, "-b", 40, "--base-url", server.url)
+    assert (ran.code, ran.out) == (SERVICE, "")
+    assert "largest batch is none" in ran.err
+
+
 @pytest.mark.thorough
 def test_doctor_says_what_is_in_place(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {row["what"]: row for row in remat("doctor", "--json").data}

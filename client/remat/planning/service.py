@@ -57,6 +57,8 @@ def search_of(reply: Reply) -> dict[str, Any]:
     data = reply.data
     numbers = ("best_batch", "bound", "most_cost_ns")
     fine = isinstance(data, dict) and isinstance(data.get("id"), str) and isinstance(data.get("ended"), bool)
+    fine = fine and all(isinstance(data.get(name, []), list) for name in ("batches", "solves"))
+    fine = fine and all(isinstance(row, dict) for row in data.get("solves", []))
     if not fine or any(type(data.get(name)) not in (int, type(None)) for name in numbers):
         raise InvalidResponse("the service's reply to a search for the largest batch is none")
     return dict(data)
