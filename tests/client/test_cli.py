@@ -15,6 +15,7 @@ from typing import Any
 import highspy
 import networkx as nx
 import pytest
+import torch
 from benchmarks.graphs.instances import instance
 
 from client.commands import remat as remat  # a fixture
@@ -672,6 +673,21 @@ def test_a_lost_connection_names_the_way_back(remat: Any, graph_file: Path, word
         ran = remat(words[0], graph_file, *words[1:], *budget, "--base-url", server.url, "-t", "1")
     assert ran.code == SERVICE
     assert f"`remat attach {'a' * 32}` gets its answer" in ran.err
+
+
+def test_doctor_says_which_gpu_cannot_be_used(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that another process has for itself."""
+
+    def busy(_: object) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel errors might …")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", busy)
+    ran = remat("doctor", "--json")
+    row = next(row for row in ran.data if row["what"] == "cuda:0")
+    assert (ran.code, row["fine"]) == (BAD_INPUT, False)
+    assert row["found"] == "cannot be used: CUDA error: all CUDA-capable devices are busy or unavailable"
 
 
 def test_doctor_names_the_variable_of_a_missing_key(remat: Any) -> None:

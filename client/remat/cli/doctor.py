@@ -309,10 +309,13 @@ def _check_gpus(budget: int | None) -> list[Check]:
     device, flags = import_module("remat.device"), import_module("remat.device_flags")  # these import torch
     found: list[Check] = []
     for there in device.accelerators():
-        free, total = there.free_and_total()
-        uuid = f"GPU-{getattr(there.properties, 'uuid', '')}"
-        driver = flags.driver_says(uuid, "driver_version") or "unknown"
-        said = f"{there.properties.name}, driver {driver}, {readable(free)} free of {readable(total)}"
+        try:
+            (free, total), about = there.free_and_total(), there.properties
+        except RuntimeError as error:  # another process has it for itself, or its memory is full
+            found.append((str(there.device), False, f"cannot be used: {str(error).partition(chr(10))[0]}"))
+            continue
+        driver = flags.driver_says(f"GPU-{getattr(about, 'uuid', '')}", "driver_version") or "unknown"
+        said = f"{about.name}, driver {driver}, {readable(free)} free of {readable(total)}"
         fits = budget is None or free >= budget
         if budget is not None:
             said += f", {'enough for' if fits else 'too little for'} a budget of {readable(budget)}"
