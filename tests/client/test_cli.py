@@ -289,6 +289,16 @@ def test_explain_names_what_is_resident_and_what_runs_again(remat: Any, tmp_path
     assert "--top" in remat("explain", file, plan, "--top", -1).err
 
 
+def test_names_with_brackets_are_printed_as_they_are(remat: Any, tmp_path: Path) -> None:
+    """As graphs of others have them: rich takes some for styles, and refuses one that closes none."""
+    names = ("conv[relu]", "pool[/relu]", ":cat:", *(f"op{i}" for i in range(13)))
+    file = written(tmp_path / "named.json", chain_graph(op_names=names).to_json(names=True))
+    ran = remat("explain", file, "-n", 16)
+    assert ran.code == 0, ran.err
+    for name in names[:3]:
+        assert name in ran.out
+
+
 def test_sweep_gives_the_curve(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     table, picture = tmp_path / "curve.csv", tmp_path / "curve.png"
     words = ("sweep", graph_file, "--budgets", "20%, 60%,80%,100%", "-t", "5", "-m", "greedy")

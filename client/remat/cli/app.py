@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
 from remat_ir import SUBJECTS, Answer, AnyPlan, InvalidData, RematError, Status, Subject, is_node_link, read_plan
@@ -43,6 +44,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def text_console(*, stderr: bool = False) -> Console:
+    """Prints names as they are: of ops, models and files, which may have brackets that mean a style to rich."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def code_of(answer: Answer) -> int:

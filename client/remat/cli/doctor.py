@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from remat_ir import InvalidData, readable
 
@@ -28,7 +28,7 @@ from ..planning.http import Http
 from ..planning.sources import solver_door
 from ..settings import Settings, settings
 from . import options
-from .app import BAD_INPUT, app, read_text
+from .app import BAD_INPUT, app, read_text, text_console
 
 FORMAT = "remat-gpu-report/1"
 
@@ -231,10 +231,9 @@ def doctor(
     if as_json:
         print(json.dumps([{"what": what, "fine": fine, "found": found} for what, fine, found in checks]))
     else:
-        console = Console(highlight=False)
+        console, marks = text_console(), {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
         for what, fine, found in checks:
-            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[fine]
-            console.print(f"{mark} {what:<{width}} {found}")
+            console.print(Text.assemble(marks[fine], f" {what:<{width}} {found}"))
     return BAD_INPUT if any(fine is False for _, fine, _ in checks) else 0
 
 

@@ -27,7 +27,7 @@ from ..planning.planner import Planner, page_of, plan_or_raise, planner_for
 from ..planning.summary import headline, memory_curve, memory_svg, plain_curve
 from ..target.devices import target_of
 from . import options
-from .app import NOTHING_FOUND, app, check_writable, code_of, read_subject, write_json
+from .app import NOTHING_FOUND, app, check_writable, code_of, read_subject, text_console, write_json
 from .show import (
     check_picture,
     curve_chart,
@@ -125,7 +125,7 @@ def capture(
     found = captured(model, device, batch, optimizer, base_url, quiet)
     write_json(output, found.graph.to_json(names=True))
     if not quiet:
-        console = Console(stderr=str(output) == "-", highlight=False)
+        console = text_console(stderr=str(output) == "-")
         told(found, console)
         plain = readable(plain_peak(found.graph))
         console.print(f"plain training needs {plain}; remat solve {output} --budget 50% plans it")
@@ -207,7 +207,7 @@ def plan(
         return code_of(answer)
     _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size, share)
     if flags is not None and stack is not None:
-        Console(highlight=False).print(_flags_line(stack, flags, answer), soft_wrap=True)
+        text_console().print(_flags_line(stack, flags, answer), soft_wrap=True)
     return code_of(answer)
 
 
@@ -222,7 +222,7 @@ def _flags_line(stack: str, flags: Setting, answer: Answer) -> str:
 
 def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int, share: bool) -> None:
     """Print what was captured, what the plan costs, how sure that is, and the memory over the step."""
-    console = Console(highlight=False)
+    console = text_console()
     told(found, console)
     line = headline(found.graph, answer, peak_bytes=found.peak_bytes(plan), url=url)
     if share:
@@ -358,7 +358,7 @@ def fit(
     if as_json:
         print(json.dumps(found.figures, allow_nan=False))
     else:
-        console = Console(highlight=False)
+        console = text_console()
         console.print(str(found), soft_wrap=True)
         if found.curve:
             console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan")
@@ -435,7 +435,7 @@ def compare(
     if as_json:
         print(json.dumps({"budget_bytes": problem.budget_bytes, "ways": rows}, allow_nan=False))
     else:
-        console = Console(highlight=False)
+        console = text_console()
         console.print(_table(rows, plain_peak(graph), problem.budget_bytes))
         for row in rows:
             if row["overhead"] is None:

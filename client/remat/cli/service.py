@@ -9,7 +9,6 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from ..planning import service
 from ..planning.sources import ServicePlanner
 from ..settings import settings
 from . import options
-from .app import app, check_writable
+from .app import app, check_writable, text_console
 from .show import STYLES, percent
 from .solve import given_out
 
@@ -73,7 +72,7 @@ def list_solves(
     if as_json:
         print(json.dumps(rows))
         return 0
-    console, names = Console(), [_printable(row.get("name")) for row in rows]
+    console, names = text_console(), [_printable(row.get("name")) for row in rows]
     wide = console.width >= WIDE
     last = ("seconds", "cache") if wide or not any(names) else ()
     name_width = 0 if not any(names) else NAME + (max(0, console.width - WIDE) if wide else 0)

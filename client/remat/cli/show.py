@@ -49,7 +49,7 @@ from ..planning.budget import budget_bytes
 from ..planning.plot import figure_of
 from ..planning.summary import journeys, journeys_text, memory_curve, moved, plain_curve, resident, rests_on_claim
 from . import options
-from .app import app, check_writable, read_plan_file, read_subject
+from .app import app, check_writable, read_plan_file, read_subject, text_console
 
 STYLES = {
     "optimal": "bold green",
@@ -372,7 +372,7 @@ def show(
         data = {"memory_bytes": curve, "plain_memory_bytes": plain, "budget_bytes": line, "cost_ns": cost}
         print(json.dumps({**data, "peak_bytes": max(curve), "plain_peak_bytes": max(plain)}))
         return 0
-    console = Console(highlight=False)
+    console = text_console()
     console.print(memory_chart(curve, line, width=min(console.width, 110)))
     console.print(
         f"peak {readable(max(curve))}, plain {readable(max(plain))}, fixed {readable(subject.fixed_bytes)}, "
@@ -400,7 +400,7 @@ def explain(
     if as_json:
         print(json.dumps(found))
         return 0
-    console = Console(highlight=False)
+    console = text_console()
     console.print(
         f"{graph.ops} ops, {graph.values} values; plain peak {readable(found['plain_peak_bytes'])}, "
         f"peak {readable(found['peak_bytes'])} at {found['peak_op']}"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from remat_ir import (
@@ -57,6 +56,7 @@ from .app import (
     read_plan_or_infeasible,
     read_subject,
     read_text,
+    text_console,
     write_json,
     write_text,
 )
@@ -174,7 +174,7 @@ def given_out(answer: Answer, output: Path | None, as_json: bool) -> int:
     if as_json:
         print(json.dumps(answer.to_json(), allow_nan=False))
     elif output is None or str(output) != "-":
-        Console().print(answer_table(answer))
+        text_console().print(answer_table(answer))
     return code_of(answer)
 
 
@@ -395,7 +395,7 @@ def sweep(
     if as_json:
         print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in found]}))
     else:
-        console = Console(highlight=False)
+        console = text_console()
         console.print(_curve_table(found, subject, plain))
         console.print(curve_chart(found, plain, width=min(console.width, 100)))
     return 0 if any(answer.plan is not None for answer in found) else NOTHING_FOUND
