@@ -306,6 +306,23 @@ def test_nothing_that_a_call_was_given_is_kept() -> None:
     assert left() is None
 
 
+def test_a_loss_that_is_kept_keeps_nothing_that_its_backward_pass_has_read() -> None:
+    """A usual loop has the last loss while it makes the next one; `retain_graph` leaves all for another pass."""
+    model = enabled(checkpointed)
+    for again in (True, False):
+        x = numbers(64, 32)
+        made = weakref.ref(x)
+        loss = model(x).square().sum()
+        del x
+        if again:
+            loss.backward(retain_graph=True)
+            assert made() is not None
+        loss.backward()
+        gc.collect()
+        assert made() is None
+        assert loss.grad_fn is not None
+
+
 def test_nothing_of_a_call_that_was_captured_alone_is_kept() -> None:
     """Dynamo keeps what compiled a graph until it is reset: a batch next to it would be one that training lacks."""
     model, x = Net(), numbers()

@@ -219,12 +219,15 @@ class StepFunction:
     def _begin_backward(
         self,
         around: Around | None,
-        read: Sequence[tuple[int, torch.Tensor, int, int]],
-        versions: Sequence[tuple[int, torch.Tensor, int]],
+        read: list[tuple[int, torch.Tensor, int, int]],
+        versions: list[tuple[int, torch.Tensor, int]],
     ) -> None:
         """Before the backward pass of a call; what it computes again must be what the forward pass computed.
 
         Autograd sees writes in place, but no storage that is put in another's place, and no write through `.data`.
+
+        Args:
+            read, versions: emptied where no other pass comes: the caller may keep the loss, and with it this hook.
         """
         for n, tensor, key, total in read:
             if _compat.storage_key(tensor) != key:
@@ -243,6 +246,9 @@ class StepFunction:
                     f"{self.names[n]}, which the backward pass reads, has been modified by an inplace operation since "
                     "the forward pass: step the optimizer after backward()"
                 )
+        if not _compat.keeps_graph():
+            read.clear()
+            versions.clear()
         self._around = around
 
 
