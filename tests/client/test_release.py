@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -365,6 +367,24 @@ def test_it_takes_no_more_than_plain_training_and_what_was_predicted(share: floa
     (plan,) = plans_of(jobs[1].model).plans
     assert peaks[1] <= peaks[0]
     assert peaks[1] == pytest.approx(plan.activation_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_batch_is_let_go_of_once_its_backward_pass_has_run(released: bool) -> None:
+    """The caller may keep the loss; what hands gradients to parameters needs these alone."""
+    model = Net(layers=2)
+    if released:
+        enabled(model, torch.optim.AdamW(model.parameters()), 1.0)
+    else:
+        Job(model, share=1.0)
+    x = numbers(16, WIDTH)
+    batch, loss = weakref.ref(x), model(x)
+    del x
+    loss.backward()
+    assert plans_of(model).plans[0].step.operations.updates
+    gc.collect()
+    assert batch() is None
+    assert loss.grad_fn is not None
 
 
 def test_gradients_that_hooks_leave_there_are_counted_from_the_next_step_on() -> None:

@@ -47,7 +47,7 @@ class _Pass(threading.local):
     """The backward pass that a thread runs."""
 
     def __init__(self) -> None:
-        self.state: Sequence[torch.Tensor] = ()
+        self.state: Sequence[torch.Tensor | None] = ()
         self.averaged = self.delivers = False
         self.whole_task = -1
         self.returned: dict[int, torch.Tensor] = {}
@@ -84,14 +84,14 @@ class Delivery:
     def before_forward(self, parameters: Sequence[torch.Tensor]) -> None:
         """Every forward pass is taken."""
 
-    def after_forward(self, node: Any, state: Sequence[torch.Tensor]) -> None:
-        """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
+    def after_forward(self, node: Any, state: Sequence[torch.Tensor | None]) -> None:
+        """A step has begun that ends where autograd runs a node; `state` are the trained ones of what it took first."""
         waiting, averaged = weakref.ref(node), _compat.active_ddp() is not None
         with self._changed:
             self._waiting.append(waiting)
         node.register_prehook(lambda _: self._reached(waiting, state, averaged))
 
-    def _reached(self, node: weakref.ref[Any], state: Sequence[torch.Tensor], averaged: bool) -> None:
+    def _reached(self, node: weakref.ref[Any], state: Sequence[torch.Tensor | None], averaged: bool) -> None:
         with self._changed:
             self._waiting = [other for other in self._waiting if other is not node and other() is not None]
         self._pass.state, self._pass.averaged = state, averaged
@@ -103,7 +103,7 @@ class Delivery:
             RuntimeError: hooks of one of them have run in this very pass, in another planned module.
         """
         task, mine = _compat.backward_task(), self._pass
-        parameters = [mine.state[position] for position in positions]
+        parameters = [_held(mine.state[position]) for position in positions]
         thread = threading.current_thread()
         with self._changed:
             self._changed.wait_for(lambda: not any(self._others(thread)), MOST_WAITED_S)
@@ -132,7 +132,7 @@ class Delivery:
         if not self._pass.delivers:
             self._pass.returned[position] = gradient
             return
-        parameter = self._pass.state[position]
+        parameter = _held(self._pass.state[position])
         if parameter.grad is not None:
             parameter.grad += gradient
         else:
@@ -157,6 +157,12 @@ class Delivery:
         return tuple(found)
 
 
+def _held(parameter: torch.Tensor | None) -> torch.Tensor:
+    """What a call keeps of the tensors that it took: of those with an update there is always one."""
+    assert parameter is not None
+    return parameter
+
+
 def owned(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A gradient as it may stay with a parameter: in its layout, with nothing else in its storage."""
     alone = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
@@ -175,7 +181,7 @@ USED_UP = (
 
 @dataclass(eq=False)
 class _Open:
-    """A call that has run forward: where autograd comes to it, the leaves that it took, whether that has begun."""
+    """A call that has run forward: where autograd comes to it, trained leaves that it took, whether that has begun."""
 
     node: weakref.ref[Any]
     state: Sequence[torch.Tensor | None]
@@ -261,9 +267,10 @@ class Release:
                     "the hook or leave out release_gradients"
                 )
 
-    def after_forward(self, node: Any, state: Sequence[torch.Tensor]) -> None:
-        """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
-        call = _Open(weakref.ref(node), [t if t.is_leaf else None for t in state])  # what others made is theirs to free
+    def after_forward(self, node: Any, state: Sequence[torch.Tensor | None]) -> None:
+        """A step has begun that ends where autograd runs a node; `state` are the trained ones of what it took first."""
+        leaves = [t if t is not None and t.is_leaf else None for t in state]  # what others made is theirs to free
+        call = _Open(weakref.ref(node), leaves)
         self._open.append(call)
 
         def reached(_: Any) -> None:
@@ -287,8 +294,7 @@ class Release:
     def update(self, position: int, gradient: torch.Tensor) -> None:
         """Step one parameter by its gradient, which is the caller's to free."""
         assert self._begun is not None
-        parameter = self._begun.state[position]
-        assert parameter is not None
+        parameter = _held(self._begun.state[position])
         group = self._groups[id(parameter)]
         one = self._step_of_one
         one.__dict__.update({k: v for k, v in self.optimizer.__dict__.items() if k not in _compat.STEP_HOOKS})

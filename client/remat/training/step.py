@@ -209,7 +209,9 @@ class StepFunction:
         assert self._backward is not None
         node = _compat.backward_node(tensors(output), self._backward)
         if node is not None and self._release is not None:
-            self._release.after_forward(node, state)
+            leaves = {n for n, held in enumerate(state) if held.is_leaf and held.requires_grad}
+            kept = [held if n in leaves or n in self._updated else None for n, held in enumerate(state)]
+            self._release.after_forward(node, kept)
         if node is not None and (around is not None or self.reread or self.unseen):
             read = [(n, state[n], _compat.storage_key(state[n]), self._sum(state[n])) for n in self.reread]
             versions = [(n, state[n], _compat.version_counter(state[n])) for n in self.unseen]
