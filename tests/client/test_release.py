@@ -188,6 +188,21 @@ def test_a_gradient_before_the_step_is_refused(job: Any) -> None:
         model(x)
 
 
+def test_a_first_step_that_is_refused_keeps_its_plan() -> None:
+    """With the check of first steps, which otherwise takes an error for a step that does not run as traced."""
+    model, x = Net(layers=2), numbers(16, WIDTH)
+    weight, optimizer = model.blocks[0].up.weight, torch.optim.AdamW(model.parameters())
+    remat.enable(model, budget="100%", planner="greedy", optimizer=optimizer, release_gradients=True)
+    weight.grad = torch.zeros_like(weight)
+    with pytest.raises(RuntimeError, match="has a gradient before the forward pass"):
+        model(x)
+    optimizer.zero_grad()
+    before = weight.detach().clone()
+    model(x).backward()
+    assert not torch.equal(weight, before), "updated in the backward pass"
+    assert len(plans_of(model).plans) == 1
+
+
 def test_a_second_forward_pass_before_the_backward_pass_is_refused(job: Any) -> None:
     model, _, x = job
     loss = model(x)

@@ -179,6 +179,10 @@ USED_UP = (
 )
 
 
+class NotReleasable(RuntimeError):
+    """A call whose gradients could not be released exactly: its caller has to change it, its plan is not at fault."""
+
+
 @dataclass(eq=False)
 class _Open:
     """A call that has run forward: where autograd comes to it, trained leaves that it took, whether that has begun."""
@@ -239,30 +243,30 @@ class Release:
         """Refuse a call whose gradients could not be released exactly.
 
         Raises:
-            RuntimeError: DDP is around the call, there are gradients already, hooks on them, or a forward pass with one
-                of the parameters that waits for its backward pass.
+            NotReleasable: DDP is around the call, there are gradients already, hooks on them, or a forward pass with
+                one of the parameters that waits for its backward pass.
         """
         self._clear()
         if _compat.active_ddp() is not None:
-            raise RuntimeError(
+            raise NotReleasable(
                 "release_gradients=True updates parameters before DistributedDataParallel could average their "
                 "gradients over the ranks: leave it out, or use fully_shard"
             )
         self._open = [call for call in self._open if call.node() is not None and not call.running]  # it may still come
         taken = {id(tensor) for call in self._open for tensor in call.state}
         if any(id(parameter) in taken for parameter in parameters):
-            raise RuntimeError(
+            raise NotReleasable(
                 "release_gradients=True updates parameters in the backward pass, and an earlier forward pass still "
                 "waits for its own: call backward() after each forward pass, and evaluate under torch.no_grad()"
             )
         for parameter in parameters:
             if parameter.grad is not None:
-                raise RuntimeError(
+                raise NotReleasable(
                     "release_gradients=True, and a parameter has a gradient before the forward pass, to which the new "
                     "one cannot be added: call optimizer.zero_grad() before it"
                 )
             if has_gradient_hooks(parameter):
-                raise RuntimeError(
+                raise NotReleasable(
                     "release_gradients=True, and a parameter has a hook on its gradient, which would not run: remove "
                     "the hook or leave out release_gradients"
                 )

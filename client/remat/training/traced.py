@@ -25,6 +25,7 @@ from ..planning.options import OnFailure, SolveOptions
 from ..planning.plan_file import PinnedPlanner
 from ..planning.planner import CoordinatedPlanner
 from ..planning.quick import Better, tell_of_better
+from .backward import NotReleasable
 from .job import Job
 from .memory import SelfCheck, StepPeak
 from .reporting import measured
@@ -121,7 +122,7 @@ class Trained(PlannedSizes):
             try:
                 output = check.watch(planned, partial(planned.run, inputs))
             except (RuntimeError, CaptureError) as error:
-                if device_failed(error):
+                if isinstance(error, NotReleasable) or device_failed(error):
                     raise
                 before.restore_torch()  # a step draws no other numbers after its inputs are read
                 output = self._plainly(inputs)  # raises what the module's code raises
