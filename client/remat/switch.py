@@ -44,7 +44,7 @@ def planned_calls() -> Iterator[PlannedCalls]:
         _COUNTED.remove(counted)
 
 
-def note_planned_call() -> None:
-    """A call runs by a plan."""
+def note_planned_call(more: int = 1) -> None:
+    """A call runs by a plan; −1: one that was noted has not."""
     for counted in _COUNTED:
-        counted.number += 1
+        counted.number += more

@@ -48,6 +48,38 @@ def test_calls_that_no_plan_runs_are_counted_and_said_once(caplog: pytest.LogCap
     assert remat.plans_of(model).calls == (2, 3), "evaluation is neither"
 
 
+@torch.library.custom_op("remat_tests::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+@turned.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    """Says of its strides what they are not."""
+    return torch.empty_like(x)
+
+
+class Turning(nn.Module):
+    """Where a view was traced the real tensor has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean() + turned(x.detach()).reshape(-1).sum()
+
+
+def test_a_graph_that_does_not_run_as_it_was_traced_is_no_planned_call(caplog: pytest.LogCaptureFixture) -> None:
+    model = remat.enable(Turning(), budget="100%", planner="greedy")
+    assert remat.check(model, X).planned_calls == 0
+    model(X).backward()
+    found = remat.plans_of(model)
+    assert found.calls == (0, 2)
+    assert (found.plans, found.unplanned, found.plan_for((X,))) == ((), 1, None)
+    assert caplog.text.count("runs without a plan") == 1
+
+
 class Away:
     """A planner that cannot be reached some times."""
 

@@ -144,7 +144,8 @@ class Carrier(Generic[B, S]):
         if not why:
             self.planned_calls += 1
         elif any(tensor.requires_grad for tensor in tensors(output)):
-            said = any(None in graph.made.values() for graph in self.backend.graphs)
+            made = [each for graph in self.backend.graphs for each in graph.made.values()]
+            said = any(each is None or each.failed for each in made)
             if not self.unplanned_calls and not said:
                 log.warning("a call of this %s runs without a plan: %s", type(self.model).__name__, why)
             self.unplanned_calls += 1

@@ -206,6 +206,7 @@ class PlannedSizes:
         outstanding: its calls that may run again, which need the plan that they began with.
         priced: what it poses.
         number: its own, by which calls of it are known.
+        failed: whether the traced step has not run: Dynamo's graph runs in its place.
     """
 
     graph: Graph
@@ -215,6 +216,7 @@ class PlannedSizes:
     outstanding: Outstanding = field(default_factory=Outstanding, repr=False)
     priced: Priced = field(kw_only=True, repr=False)
     number: int = field(default_factory=_NUMBERS.__next__, init=False)
+    failed: bool = field(default=False, init=False)
     _runs: dict[int, tuple[Point, Run]] = field(default_factory=dict, init=False, repr=False)
     _more: list[Point] = field(default_factory=list, init=False, repr=False)
 

@@ -296,6 +296,9 @@ class SizedGraph:
         self._backend.calls += 1
         note_planned_call()  # before it: a checkpoint ends the second run of its part by an exception
         results = shared.run(found, [*self._state, *inputs])
+        if found.failed:  # in this call
+            self._backend.calls -= 1
+            note_planned_call(-1)
         return self._counted.results(inputs, results)
 
     def _found(self, inputs: Sequence[Any]) -> PlannedSizes | None:
@@ -311,7 +314,8 @@ class SizedGraph:
             if len(self.made) > self._backend.asking.most_plans:
                 self.made.popitem(last=False)
         self.made.move_to_end(sizes)
-        return self.made[sizes]
+        made = self.made[sizes]
+        return None if made is None or made.failed else made
 
     def _sizes(self, inputs: Sequence[Any]) -> Sizes:
         """What tells plans of one graph apart: all else is checked by Dynamo's guards."""

@@ -47,14 +47,12 @@ class Trained(PlannedSizes):
         planned: the plan that it runs by, and what is known of it.
         check: measures the peak of its first step; None: nothing does.
         new: whether it has just been made: its first call runs by the plan that it was made with.
-        failed: whether the traced step has not run: Dynamo's graph runs in its place.
     """
 
     planned: Planned = field(kw_only=True)
     check: SelfCheck | None = field(kw_only=True, repr=False)
     on_failure: OnFailure = field(kw_only=True, repr=False)
     new: bool = field(default=True, kw_only=True, repr=False)
-    failed: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, planned: Planned, check: SelfCheck | None, on_failure: OnFailure) -> Trained:
