@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules import module as modules
 
 import remat
@@ -173,6 +174,7 @@ def test_a_stage_that_runs_again_winds_nothing_back_that_it_has_not_drawn_from()
 
 
 PLANNING, TRAINED, WAITS = threading.Event(), threading.Event(), threading.Event()
+TRACING, CALLED, LASTS = threading.Event(), threading.Event(), threading.Event()
 
 
 @torch.library.custom_op("remat_tests::met", mutates_args=())
@@ -182,10 +184,15 @@ def met(x: torch.Tensor) -> torch.Tensor:
 
 @met.register_fake
 def _(x: torch.Tensor) -> torch.Tensor:
-    """Once it is asked to, the trace waits until the other thread has trained a step."""
+    """Once it is asked to, the trace waits until the other thread has trained a step, or is about to."""
     if WAITS.is_set():
         PLANNING.set()
         assert TRAINED.wait(240)
+    if LASTS.is_set() and is_fx_symbolic_tracing():
+        LASTS.clear()
+        TRACING.set()
+        assert CALLED.wait(240)
+        time.sleep(1)
     return torch.empty_like(x)
 
 
@@ -237,6 +244,64 @@ def test_another_thread_trains_while_a_call_is_planned_ahead() -> None:
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert all(map(torch.equal, found, alone))
     assert len(found) == len(alone) == 4
+
+
+@pytest.mark.thorough
+def test_steps_of_two_threads_are_traced_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two traces at once would leave torch.fx's own methods on all modules, and every later call would raise."""
+    models = [remat.enable(Meeting(), budget="100%", planner="greedy", on_failure="raise") for _ in range(2)]
+    export, together = tracing.aot_export_joint_with_descriptors, threading.Barrier(2)
+    met: list[bool] = []
+    raised: list[BaseException] = []
+
+    def meeting(*args: Any, **kwargs: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(10)
+            met.append(True)
+        return export(*args, **kwargs)
+
+    def trains(model: nn.Module) -> None:
+        try:
+            model(numbers(4, 8)).backward()
+        except BaseException as error:
+            raised.append(error)
+
+    monkeypatch.setattr(tracing, "aot_export_joint_with_descriptors", meeting)
+    threads = [threading.Thread(target=trains, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not met
+    assert not raised
+    assert [len(remat.plans_of(model).plans) for model in models] == [1, 1]
+
+
+@pytest.mark.thorough
+def test_a_thread_trains_while_another_traces_a_step() -> None:
+    """Its call waits: Dynamo would take the trace for one around it, and raise."""
+    known, new = (remat.enable(Meeting(), budget="100%", planner="greedy", on_failure="raise") for _ in range(2))
+    x = numbers(4, 8)
+    known(x).backward()
+    raised: list[BaseException] = []
+
+    def trains() -> None:
+        try:
+            assert TRACING.wait(240)
+            CALLED.set()
+            known(x).backward()
+        except BaseException as error:
+            raised.append(error)
+
+    other = threading.Thread(target=trains)
+    other.start()
+    LASTS.set()
+    new(x).backward()
+    other.join()
+    assert not LASTS.is_set()
+    assert not raised
+    assert float(known.calls) == 2
+    assert remat.plans_of(known).calls == (2, 0)
 
 
 @pytest.mark.thorough

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,18 @@ def checks_as_operators() -> Iterator[None]:
             holder.register(effect)
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while a joint graph is traced: torch.fx puts methods of all modules of the process in the place of others
+meanwhile, and of two traces at once it would leave those of one there."""
+
+
+def await_traces() -> None:
+    """Wait until no other thread traces a joint graph: Dynamo takes any such trace for one around its own call, and
+    raises."""
+    with _ONE_AT_A_TIME:
+        pass
+
+
 def export_joint(module: torch.nn.Module, args: Sequence[Any], mode: Any = None) -> Any:
     """The joint forward-backward graph with descriptors.
 
@@ -78,7 +91,7 @@ def export_joint(module: torch.nn.Module, args: Sequence[Any], mode: Any = None)
         mode: of fake arguments whose sizes may be symbols; None: the arguments are traced as they are.
     """
     context = None if mode is None else TracingContext(mode)
-    with checks_as_operators(), _tracing(context), state_kept(), contextlib.ExitStack() as stack:
+    with _ONE_AT_A_TIME, checks_as_operators(), _tracing(context), state_kept(), contextlib.ExitStack() as stack:
         without_hooks(module)  # they are in the graph
         return aot_export_joint_with_descriptors(stack, module, tuple(args), {})
 

@@ -213,12 +213,14 @@ def compiled(
 
 
 def undisturbed(call: Callable[[], T]) -> T:
-    """A call that Dynamo captures; made again where another thread has changed the hooks of all modules meanwhile.
+    """A call that Dynamo captures; made again where another thread has changed the hooks of all modules meanwhile, and
+    only once no other thread traces a joint graph.
 
     Dynamo reads them more than once: one that goes in between ends the capture, before anything of the call has run.
     """
     for _ in range(MOST_ATTEMPTS - 1):
         hooks = global_hooks()
+        _compat.await_traces()
         try:
             return call()
         except Exception as error:
