@@ -56,6 +56,17 @@ def test_recurrent_stages_train_exactly_as_a_chain(mode: str, caplog: pytest.Log
         assert torch.equal(trained.eval()(x), plain.eval()(x))
 
 
+def test_a_call_that_is_wrong_itself_makes_no_chain_of_the_stages() -> None:
+    """Dynamo says of it, too, that it is no single graph."""
+    model = remat.enable(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), budget="100%", planner="greedy")
+    model(numbers(4, 16)).sum().backward()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(numbers(4, 15))
+    model(numbers(4, 16)).sum().backward()
+    found = remat.plans_of(model)
+    assert (found.calls, len(found.plans), found.chains) == ((2, 0), 1, ())
+
+
 @pytest.mark.thorough
 def test_no_step_of_a_chain_waits_at_another_size() -> None:
     """It starts on the plan of the first size and ends the step by it; the better one takes over at the next."""

@@ -133,8 +133,7 @@ class Carrier(Generic[B, S]):
             if self._make_stages is not None and _is_of_the_capture(refused):
                 refuse_sharded(self.model)
                 log.info("the stages run as a chain: %s", str(refused).partition("\n")[0])
-                self.stages = self._make_stages(self.model)
-                return self._staged(self.stages, args, kwargs)
+                return self._first_staged(self._make_stages(self.model), args, kwargs)
             if refused is not error:
                 raise refused from None
             raise
@@ -164,6 +163,17 @@ class Carrier(Generic[B, S]):
             raise CaptureError("gradients are disabled: plan a training step outside of torch.no_grad()")
         refuse_sharded(self.model)
         return planned_ahead(lambda: self(*args, **(kwargs or {})))
+
+    def _first_staged(self, stages: S, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call that cannot be captured, by stages, which take all further ones; not where they do not run either:
+        such a call may be wrong itself."""
+        try:
+            output = self._staged(stages, args, kwargs)
+        except PlannedAhead:
+            self.stages = stages
+            raise
+        self.stages = stages
+        return output
 
     def _staged(self, stages: S, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if is_ahead():
