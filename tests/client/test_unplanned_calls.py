@@ -48,12 +48,12 @@ def test_calls_that_no_plan_runs_are_counted_and_said_once(caplog: pytest.LogCap
     assert remat.plans_of(model).calls == (2, 3), "evaluation is neither"
 
 
-@torch.library.custom_op("remat_tests::turned", mutates_args=())
-def turned(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("remat_tests::laid_out", mutates_args=())
+def laid_out(x: torch.Tensor) -> torch.Tensor:
     return x.t().contiguous().t()
 
 
-@turned.register_fake
+@laid_out.register_fake
 def _(x: torch.Tensor) -> torch.Tensor:
     """Says of its strides what they are not."""
     return torch.empty_like(x)
@@ -67,7 +67,7 @@ class Turning(nn.Module):
         self.layer = nn.Linear(32, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).square().mean() + turned(x.detach()).reshape(-1).sum()
+        return self.layer(x).square().mean() + laid_out(x.detach()).reshape(-1).sum()
 
 
 def test_a_graph_that_does_not_run_as_it_was_traced_is_no_planned_call(caplog: pytest.LogCaptureFixture) -> None:
