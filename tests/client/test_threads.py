@@ -21,6 +21,7 @@ from client.small_models import numbers
 from remat import generators
 from remat._compat import tracing
 from remat.chains.saved_state import SavedState
+from remat.compile import carrier
 from remat.compile.sized import Backend
 from remat.profiling.profile import profile_kernels
 from remat.training.backward import Release
@@ -275,6 +276,30 @@ def test_steps_of_two_threads_are_traced_one_after_the_other(monkeypatch: pytest
     assert not met
     assert not raised
     assert [len(remat.plans_of(model).plans) for model in models] == [1, 1]
+
+
+@pytest.mark.thorough
+def test_a_module_is_compiled_once_for_threads_that_call_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of one of two compilations would be lost, and its call be taken for one without a plan."""
+    model = remat.enable(Meeting(), budget="100%", planner="greedy", on_failure="raise")
+    functions, together = carrier.logging_functions, threading.Barrier(2)
+    times = 0
+
+    def meeting(module: nn.Module) -> Any:
+        nonlocal times
+        times += 1
+        with suppress(threading.BrokenBarrierError):
+            together.wait(5)
+        return functions(module)
+
+    monkeypatch.setattr(carrier, "logging_functions", meeting)
+    threads = [threading.Thread(target=lambda: model(numbers(4, 8)).backward()) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert times == 1
+    assert remat.plans_of(model).calls == (2, 0)
 
 
 @pytest.mark.thorough

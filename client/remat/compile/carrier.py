@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
@@ -92,6 +93,7 @@ class Carrier(Generic[B, S]):
         self.stages: S | None = None
         self.planned_calls = self.unplanned_calls = 0
         self._run: Callable[..., Any] | None = None
+        self._compiling = threading.Lock()
         self._unguarded: tuple[object, ...] = ()
         self._classes: tuple[type[nn.Module], ...] = ()
         functools.update_wrapper(self, self.own())
@@ -118,16 +120,18 @@ class Carrier(Generic[B, S]):
             return self._noted(self.own()(*args, **kwargs), "it is inside a transform of torch.func")
         if self.stages is not None:
             return self._staged(self.stages, args, kwargs)
-        unguarded = self._seen()
-        install_recorders(self.model, kwargs)
-        if self._run is None or unguarded != self._unguarded:
-            self._run = self._compiled()
-            self._unguarded = self._seen()
+        with self._compiling:  # once, whichever thread comes first
+            unguarded = self._seen()
+            install_recorders(self.model, kwargs)
+            if self._run is None or unguarded != self._unguarded:
+                self._run = self._compiled()
+                self._unguarded = self._seen()
+            run, backend = self._run, self.backend
         try:
             with _compat.dynamo_settings(self._logging, MOST_GRAPHS):
-                before, run = self.backend.calls, self._run
+                before = backend.calls
                 output = undisturbed(lambda: run(*args, **self._cache.planned(args, kwargs)))
-                return self._noted(output, "" if self.backend.calls > before else NOTHING_CAPTURED)
+                return self._noted(output, "" if backend.calls > before else NOTHING_CAPTURED)
         except Exception as error:
             refused = _compat.raised_by_backend(error)
             if self._make_stages is not None and _is_of_the_capture(refused):
