@@ -183,6 +183,31 @@ def test_one_call_a_step_has_the_whole_budget_and_is_not_watched() -> None:
     assert behind.answers[0].overhead
 
 
+class Skipping(nn.Module):
+    """Returns a view of its input, behind which there is a call of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x).tanh(), x.view(16, 4, 64)
+
+
+@pytest.mark.thorough
+def test_a_view_of_an_input_does_not_take_the_call_before_for_this_one() -> None:
+    """With the last loss at hand, as in a usual loop: neither module has more than one call in a step."""
+    behind = [backend("100%"), backend("100%")]
+    runs = [torch.compile(make(), backend=own) for make, own in zip((Residual, Skipping), behind, strict=True)]
+    for _ in range(3):
+        y, skipped = runs[1](runs[0](torch.randn(64, 64)))
+        loss = y.square().sum() + skipped.square().sum()
+        loss.backward()
+        assert [own.shared.calls.outstanding() for own in behind] == [(), ()]
+    assert loss.grad_fn is not None
+    assert not any(own.shared.several for own in behind)
+
+
 @pytest.mark.thorough
 def test_evaluation_with_gradients_and_an_exception_leave_the_budget_held() -> None:
     """Losses that nobody backpropagates end with their nodes; a forward that fails is gone with its exception."""

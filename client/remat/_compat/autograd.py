@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -64,10 +65,10 @@ def version_counter(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def _nodes_of_calls(behind: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def _nodes_of_calls(behind: Iterable[Any], end: Iterable[Any] = ()) -> Iterator[tuple[Any, Any]]:
     """The nodes of autograd's graph that AOTAutograd has made for calls, those nearest to some others, each with the
-    backward function that it runs."""
-    stack, seen = [*behind], set[Any]()
+    backward function that it runs; none from `end` on."""
+    stack, seen = [*behind], set(end)
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -90,11 +91,13 @@ def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor
     """The node that AOTAutograd has made for a call with these outputs; None: nothing of them has a gradient.
 
     Args:
-        inputs: of the call, which may be among its outputs, with nodes of earlier calls.
+        inputs: of the call, which may be among its outputs, or under views among these, with nodes of earlier calls.
         unless: a key that the nodes of calls have in their metadata which are known already.
     """
     earlier = {t.grad_fn for t in inputs}
-    nodes = _nodes_of_calls(t.grad_fn for t in outputs if t.grad_fn not in earlier)
+    behind = [t.grad_fn for t in outputs if t.grad_fn not in earlier]
+    # behind an input there are calls of other modules, but this one, too, where it has overwritten that input
+    nodes = chain(_nodes_of_calls(behind, end=earlier), _nodes_of_calls(behind))
     return next((node for node, _ in nodes if unless not in node.metadata), None)
 
 
