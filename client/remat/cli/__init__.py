@@ -70,7 +70,9 @@ def main() -> None:
         if logging.getLogger("remat").isEnabledFor(logging.INFO):  # --verbose
             traceback.print_exception(error)
         sys.exit(_complain(". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())]), error_code(error)))
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:  # the latter is typer's word for the former
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         _print_no_more()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
