@@ -106,6 +106,14 @@ class Metrics:
         )
         self.mended = counter("remat_store_mended", "Damaged rows written anew", ("kind",))
         self.evicted = counter("remat_store_evicted", "Rows evicted", ("kind",))
+        for counted, labels in (
+            (self.rejections, ("solver", "store")),
+            (self.kills, ("deadline", "terminated", "killed", "memory")),
+            (self.damaged, ("claim", "floor", "effort", "proof", "answer", "profile")),
+            (self.mended, ("graph",)),
+        ):
+            for label in labels:  # at 0 from the start: Prometheus sees no increase in a series that begins with 1
+                counted.labels(label)
 
     def text(self) -> bytes:
         """The exposition format."""

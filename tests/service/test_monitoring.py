@@ -297,6 +297,18 @@ def test_alerts_fire_where_they_should(alert: str, series: dict[str, str], fires
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_alerts_on_an_increase_see_the_first_one() -> None:
+    """Each counter of such an alert is there at 0 before it counts: one that begins with 1 has no increase."""
+    lines = Metrics().text().decode().splitlines()
+    counters = {name for rule in RULES.values() for name in re.findall(r"increase\((\w+)", rule["expr"])}
+    assert len(counters) == 4
+    for counter in counters:
+        found = [line for line in lines if line.startswith(counter + "{")]
+        assert found, counter
+        assert all(line.endswith(" 0.0") for line in found)
+    assert 'remat_solver_kills_total{reason="memory"} 0.0' in lines
+
+
 def test_every_alert_has_its_line() -> None:
     """Under "When something is wrong", and no line names an alert that there is not."""
     page = (MONITORING.parents[1] / "docs" / "runbook.md").read_text()
