@@ -209,6 +209,15 @@ def exported(registry: CollectorRegistry, app: FastAPI | None = None) -> Iterato
         yield
 
 
+def metrics_exported_every_s() -> float | None:
+    """Seconds between two exports of metrics; None where no collector is named."""
+    return _export_interval_s() if os.environ.get(_METRICS) or os.environ.get(_ENDPOINT) else None
+
+
+def _export_interval_s() -> float:
+    return float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", 60_000)) / 1000
+
+
 class _MetricsExport:
     """Sends a registry's metrics every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds (60,000), and once at the end."""
 
@@ -218,7 +227,7 @@ class _MetricsExport:
         self._registry, self._resource = registry, resource
         self._exporter = OTLPMetricExporter()
         self._begun_ns = time.time_ns()
-        self._interval_s = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", 60_000)) / 1000
+        self._interval_s = _export_interval_s()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="remat metrics", daemon=True)
         self._thread.start()

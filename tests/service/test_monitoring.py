@@ -156,6 +156,24 @@ def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.thorough
+def test_a_collector_is_told_of_workers_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gauges are of the moment though nobody asks for `/metrics`."""
+
+    def told(name: str) -> float | None:
+        metric = collector.metrics.get(name)
+        return metric.gauge.data_points[0].as_double if metric is not None else None
+
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
+        with serving(tmp_path, workers=1) as own:
+            eventually(lambda: told("remat_workers_alive") == 1)
+            own.post(open_problem(12), wait=0, method="staged", time_limit_s=60, max_gap=0)
+            own.post(open_problem(13), wait=0, method="staged", time_limit_s=60, max_gap=0)
+            eventually(lambda: (told("remat_solves_in_progress"), told("remat_queue_depth")) == (1, 1))
+
+
+@pytest.mark.thorough
 async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
     """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
     async with process(f"sqlite:///{tmp_path}/s.sqlite") as context:

@@ -75,7 +75,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if context.settings.embedded:
             dispatcher.start()
         # other processes share the database, whose notes may be lost; a command on a SQLite file sends none
-        keepers = [asyncio.create_task(keeper(context)) for keeper in (housekeeping, poll)]
+        keepers = [asyncio.create_task(keeper(context)) for keeper in (housekeeping, poll, service.keep_gauges)]
         try:
             await announce(context)
             yield

@@ -5,11 +5,13 @@ The page is made of files of this package, and of nothing from anywhere else.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -22,8 +24,12 @@ from ...errors import Unauthorized, Unavailable
 from ...identity import OPERATE, Caller
 from ...requests.attachments import stores_names
 from ...requests.operate import queue_by_tenant, workers
+from ...storage.database import Outage
+from ...telemetry import metrics_exported_every_s
 from ..authentication import Here, caller_with
 from ..schemas import Capabilities, Health, refusals
+
+log = structlog.get_logger("remat_service.web.service")
 
 router = APIRouter(tags=["service"])
 
@@ -80,6 +86,15 @@ async def _look(context: Context) -> None:
     metrics.in_progress.set(sum(each.running for each in by_tenant))
     metrics.workers_alive.set(alive)
     metrics.workers_busy.set(busy)
+
+
+async def keep_gauges(context: Context) -> None:
+    """Set the gauges as often as metrics are exported: a collector does not ask for `/metrics`, which sets them too."""
+    every_s, outage = metrics_exported_every_s(), Outage(log, "looking at the queue for its gauges")
+    while every_s is not None and not context.stopping:
+        with outage:
+            await _look(context)
+        await asyncio.sleep(every_s)
 
 
 def _is_key(authorization: str, key: str) -> bool:
