@@ -71,6 +71,21 @@ def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("where", ["#/100%", "#/constructor", "#/toString/x", "#/__proto__"])
+def test_an_address_that_names_nothing_says_so(visit: Visit, where: str) -> None:
+    """However it is written: not well encoded, or a word that every object of the language knows."""
+    visit.go(where, "text=There is no page")
+    expect(visit.tab.locator("h1")).to_have_text("Nothing here")
+
+
+@pytest.mark.thorough
+def test_an_id_that_is_not_well_encoded_is_no_id(visit: Visit) -> None:
+    visit.go("#/solve/50%", "h1")
+    expect(visit.tab.get_by_text("“50%” is no id.")).to_be_visible()
+    visit.complaints[:] = [text for text in visit.complaints if "422" not in text]  # the service's refusal
+
+
+@pytest.mark.thorough
 def test_a_solve_with_a_name_shows_it_on_its_page(visit: Visit, stored: Stored) -> None:
     """Above the headline and in the title of the tab; it is the request's, not the answer's, which others share."""
     named = stored.service.post(Problem(GRAPH, budget_at(GRAPH, 0.6)), name="GPT-2 of team A")[1]

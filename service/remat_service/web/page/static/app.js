@@ -79,9 +79,18 @@
     compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)],
     operate: ["Operation", Remat.operate.page], help: ["Help", Remat.help.page] };
 
+  // A part of the address; one that is not well encoded is taken as it stands, and names nothing.
+  function decoded(part) {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  }
+
   async function turnTo() {
     const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"),
-      [page, ...rest] = path.split("/").map(decodeURIComponent);
+      [page, ...rest] = path.split("/").map(decoded);
     main.replaceChildren();
     tell(null);
     for (const link of document.querySelectorAll("nav a")) {
@@ -96,7 +105,7 @@
       signIn(null);
       return;
     }
-    if (!PAGES[page]) {
+    if (!Object.hasOwn(PAGES, page)) {
       missing(main, `There is no page “${path}”.`);
       return;
     }
