@@ -194,6 +194,31 @@ def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("status", [None, 503])
+@pytest.mark.parametrize("page", ["solve", "sweep", "max-batch"])
+def test_a_page_that_polls_goes_on_once_the_service_is_back(
+    visit: Visit, stored: Stored, page: str, status: int | None
+) -> None:
+    """It says so while the service is away, or is stopping, and asks nobody to reload it."""
+    if page == "max-batch":
+        body = {"problem": Problem(GRAPH, 2 * plain_peak(GRAPH)).to_json(), "time_limit_s": 5, "total_s": 20}
+        found = stored.service.http.post("/v1/max-batch", json=body, headers={"Prefer": "wait=30"}).json()["id"]
+    else:
+        found = stored.plans[0] if page == "solve" else stored.sweeps[0]
+    tab = visit.tab
+    refused = {"status": status, "content_type": "application/problem+json", "body": '{"detail": "it stops"}'}
+    tab.route("**/v1/**", lambda route: route.abort() if status is None else route.fulfill(**refused))
+    visit.go(f"#/{page}/{found}", "#notice p")
+    notice = tab.locator("#notice")
+    expect(notice).to_contain_text("does not answer" if status is None else "it stops")
+    expect(notice).to_contain_text("This page tries again.")
+    tab.unroute("**/v1/**")
+    expect(tab.locator("[data-matrix=S], main table").first).to_be_visible(timeout=30_000)
+    expect(notice).to_have_text("")
+    visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text and "503" not in text]
+
+
+@pytest.mark.thorough
 @in_every_look
 def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: Visit, stored: Stored) -> None:
     """How many budgets have a plan; which batch trains, at the row and on the search's own page."""

@@ -6,16 +6,33 @@
   let visit = 0; // grows with every change of page
 
   // An error that belongs to no field stays until it is closed, or until what failed works again.
-  function tell(error) {
+  function tell(error, again) {
     if (!error) {
       notice.replaceChildren();
       return;
     }
-    notice.replaceChildren(el("p", {}, error.message || String(error)),
+    const text = error.message || String(error);
+    notice.replaceChildren(el("p", {}, again ? `${text.replace(/\.$/, "")}. This page tries again.` : text),
       el("button", { class: "quiet", "aria-label": "Close this message", onclick: () => notice.replaceChildren() }, "×",
       ));
   }
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+  // Asks until there is an answer; what passes by itself, such as a restart of the service, is told meanwhile.
+  const patiently = (current) => async (ask) => {
+    for (let failed = false; ; failed = true) {
+      try {
+        const found = await ask();
+        if (failed && current()) tell(null);
+        return found;
+      } catch (error) {
+        if (!error.passing || !current()) throw error;
+        tell(error, true);
+        await pause(5000);
+        if (!current()) throw error;
+      }
+    }
+  };
   const name = (text) => { document.title = text ? `${text} · remat` : "remat"; };
 
   // Everything about one solve; a graph's plan is replayed here, other plans by the service.
@@ -27,7 +44,7 @@
       where: names?.where, ran: run };
   };
 
-  async function solvePage(box, current, { tell }, id) {
+  async function solvePage(box, current, { tell, patient }, id) {
     const live = el("div", { class: "live", "aria-live": "polite" }, "Loading…"), inside = el("div");
     const cancel = el("button", { hidden: true, onclick: () => service.cancel(id).catch(tell) },
       "Cancel and keep the best plan so far");
@@ -38,11 +55,12 @@
     };
     let shown = "";
     while (current()) {
-      const answer = await service.solve(id), key = `${answer.status} ${answer.cost_ns} ${answer.bound_ns}`;
+      const answer = await patient(() => service.solve(id)),
+        key = `${answer.status} ${answer.cost_ns} ${answer.bound_ns}`;
       if (!current()) return;
       cancel.hidden = ended(answer);
       if (key !== shown) {
-        const whole = await Remat.whole(id);
+        const whole = await patient(() => Remat.whole(id));
         if (!current()) return;
         shown = key;
         draw(whole);
@@ -112,7 +130,7 @@
     const [title, show] = PAGES[page];
     name(title);
     try {
-      await show(main, current, { tell, pause },
+      await show(main, current, { tell, pause, patient: patiently(current) },
         ...(page ? rest : [Object.fromEntries(new URLSearchParams(query || ""))]));
     } catch (error) {
       if (!current()) return;

@@ -26,7 +26,7 @@
           rows.map((row) => el("tr", {}, row.map((c, i) => el("td", { class: cls(i), "data-label": heads[i] }, c)))))));
   }
 
-  async function page(main, current, { tell, pause }, id) {
+  async function page(main, current, { tell, pause, patient }, id) {
     const found = el("p", { class: "headline", "aria-live": "polite" }), about = el("p", { class: "soft" }),
       name = el("p", { class: "eyebrow" }), rows = el("div"),
       cancel = el("button", { hidden: true, onclick: () => service.cancelBatch(id).catch(tell) },
@@ -34,8 +34,9 @@
     main.append(el("p", {}, el("a", { href: "#/" }, "← All solves")), name, el("h1", {}, "Largest batch"), found, about,
       cancel, rows);
     for (let wait = 0; current(); wait = 1) {
-      const search = await service.batch(id, wait);
-      if (!wait && search.solves.length) name.textContent = (await service.nameOf(search.solves[0].id)) || "";
+      const search = await patient(() => service.batch(id, wait));
+      if (!wait && search.solves.length)
+        name.textContent = (await patient(() => service.nameOf(search.solves[0].id))) || "";
       if (!current()) return;
       const text = search.bound === null
           ? `${search.best_batch ? `a batch of ${search.best_batch}` : "none"} of those named trains`

@@ -224,7 +224,7 @@
       } catch (error) {
         if (error.status === 401) throw error;
         if (!shown.length) empty.textContent = "";
-        tell(error);
+        tell(error, true);
       }
       await Promise.race([pause(running ? 1000 : 5000),
         new Promise((done) => {

@@ -127,7 +127,7 @@
     });
   }
 
-  async function page(main, current, { tell, pause }) {
+  async function page(main, current, { tell, pause, patient }) {
     const [top, solves, tenants, keys, shown] = Array.from({ length: 5 }, () => el("div"));
     let known = [];
     const refresh = async () => {
@@ -151,7 +151,7 @@
       el("h2", {}, "API keys"), keys,
       Remat.fields.folded("Make a key", el("section", { class: "card" }, keyForm(shown, refresh).node, shown)));
     while (current()) {
-      await refresh();
+      await patient(refresh);
       await pause(2000);
     }
   }

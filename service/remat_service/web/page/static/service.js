@@ -22,23 +22,25 @@
       headers["Content-Type"] = "application/json";
       options.body = JSON.stringify(options.body);
     }
-    let reply;
+    let reply, text;
     try {
       reply = await fetch(path, { ...options, headers });
+      text = await reply.text();
     } catch {
-      throw new Error("The service does not answer. It may be restarting; this page tries again.");
+      throw Object.assign(new Error("The service does not answer; it may be restarting."), { passing: true });
     }
-    const text = await reply.text();
+    const passing = reply.status === 429 || reply.status > 501; // busy, away or stopping
     let data = null;
     try {
       data = text ? JSON.parse(text) : null;
     } catch {
-      throw new Error(`The service answered ${reply.status} with something that is not JSON.`);
+      throw Object.assign(new Error(`The service answered ${reply.status} with something that is not JSON.`),
+        { passing });
     }
     if (!reply.ok) {
       const { detail, title, pointer, issuer } = data || {};
       throw Object.assign(new Error(detail || title || `The service answered ${reply.status}.`), { status: reply.status,
-        pointer, issuer });
+        passing, pointer, issuer });
     }
     return data;
   }

@@ -103,7 +103,7 @@
       : (await service.timeline(sweeps[0].solves[0].id)).total_cost_ns;
   }
 
-  async function page(main, current, { pause }, ids) {
+  async function page(main, current, { pause, patient }, ids) {
     const note = el("p", { class: "soft", "aria-live": "polite" },
         "Choose a file and the budgets to try. The curve is drawn as plans come; its address can be shared."),
       box = el("div", { class: "curve" }), why = el("div"), rows = el("div");
@@ -126,9 +126,10 @@
     main.append(note, box, tools, why, rows, el("details", {}, el("summary", {}, "Draw another curve"), form));
     let wait = 0;
     while (current()) {
-      const sweeps = await Promise.all(ids.split(",").map((id) => service.sweep(id, wait)));
-      const total = current() ? await totalOf(sweeps) : 0;
-      if (!wait && current()) name.textContent = (await service.nameOf(sweeps[0].solves[0].id)) || "";
+      const sweeps = await patient(() => Promise.all(ids.split(",").map((id) => service.sweep(id, wait))));
+      const total = current() ? await patient(() => totalOf(sweeps)) : 0;
+      if (!wait && current())
+        name.textContent = (await patient(() => service.nameOf(sweeps[0].solves[0].id))) || "";
       if (!current()) return;
       const mine = sweeps[0].solves, planned = mine.filter((s) => s.overhead !== null).length,
         ended = sweeps.every((s) => s.ended), { chart, items } = draw(box, sweeps, total);
