@@ -96,6 +96,28 @@ def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> N
 
 
 @pytest.mark.thorough
+def test_a_refusal_on_the_list_stays(browser: Any, keyed: Service) -> None:
+    """Though the list is asked for again and again; and a key that may not read it is asked for another."""
+    team = Tenant(keyed, cli(keyed, "keys", "create", "vision", "--new-tenant"))
+    sent = team.post(open_problem(31), 0, method="staged", time_limit_s=60, max_gap=0).json()["id"]
+    here = signed_in(browser, keyed, cli(keyed, "keys", "create", "vision", "--scope", "read"))
+    tab = here.tab
+    tab.get_by_role("button", name="Cancel").first.click()
+    expect(tab.locator("#notice")).to_contain_text("lacks the scope 'solve'")
+    with tab.expect_response("**/v1/solves?*"):
+        pass
+    with tab.expect_response("**/v1/solves?*"):
+        pass
+    expect(tab.locator("#notice")).to_contain_text("lacks the scope 'solve'")
+    operator = cli(keyed, "keys", "create", "vision", "--scope", "operate")
+    tab.evaluate("key => sessionStorage.setItem('remat-key', key)", operator)
+    expect(tab.locator("h1")).to_have_text("Sign in", timeout=15_000)
+    expect(tab.get_by_text("lacks the scope 'read'")).to_be_visible()
+    assert team.http.post(f"/v1/solves/{sent}/cancel").is_success
+    here.leave(but=REFUSED)
+
+
+@pytest.mark.thorough
 def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> None:
     """Where OIDC is set the form names the provider; a token of several tenants has to say which."""
     with Issuer() as issuer, serving(tmp_path, workers=1, require_keys="true", oidc_issuer=issuer.url) as running:

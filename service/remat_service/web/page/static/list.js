@@ -149,7 +149,7 @@
   async function page(main, current, { tell, pause }, asked) {
     const fold = !asked.flat, body = el("tbody"), empty = el("p", { class: "empty" }, "Loading…"), picked = new Set(),
       open = new Map(), before = [];
-    let after = null, next = null, shown = [], wake = () => {};
+    let after = null, next = null, shown = [], failing = false, wake = () => {};
     const newer = el("button",
         {
           onclick: () => {
@@ -220,9 +220,11 @@
         empty.textContent = shown.length ? "" : all ? "No solve is like that."
             : "Nothing has been solved here yet. Choose a graph file above, plan a sample, or run a training job " +
               "with REMAT_BASE_URL set to this address.";
-        tell(null);
+        if (failing) tell(null); // what else is told there stays
+        failing = false;
       } catch (error) {
-        if (error.status === 401) throw error;
+        if (error.status === 401 || error.status === 403) throw error;
+        failing = true;
         if (!shown.length) empty.textContent = "";
         tell(error, true);
       }
