@@ -6,6 +6,7 @@ import csv
 import io
 import struct
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -123,6 +124,24 @@ def test_two_plans_are_picked_and_compared_by_keyboard(visit: Visit, stored: Sto
     assert f"+{round(100 * (two['peak_bytes'] / one['peak_bytes'] - 1), 1):g} %" in table
     expect(tab.locator(".warning")).to_have_count(0)
     assert visit.fits()
+
+
+@pytest.mark.thorough
+def test_a_comparison_that_is_left_draws_nothing_on_the_next_page(visit: Visit, stored: Stored) -> None:
+    """A plan that is not in the list is read by itself; its answer comes when the reader is at the help."""
+    tab = visit.tab
+    held: list[Any] = []
+    tab.route("**/v1/solves?limit=200", lambda route: route.fulfill(json={"solves": [], "next": None}))
+    tab.route(f"**/v1/solves/{stored.plans[0]}", held.append)
+    visit.go(f"#/compare/{'/'.join(stored.plans)}")
+    while not held:
+        tab.wait_for_timeout(20)
+    tab.get_by_role("link", name="Help").click()
+    expect(tab.locator("h1")).to_have_text("Help")
+    with tab.expect_response(f"**/v1/solves/{stored.plans[1]}"):
+        held[0].continue_()
+    tab.wait_for_timeout(200)
+    expect(tab.locator("main form")).to_have_count(0)
 
 
 @pytest.mark.thorough

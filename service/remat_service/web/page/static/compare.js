@@ -70,6 +70,7 @@
     if (!current()) return;
     main.append(el("h1", {}, "Compare two plans"));
     for (const id of [first, second]) if (id && !list.some((s) => s.id === id)) list.push(await service.solve(id));
+    if (!current()) return;
     if (!list.length) {
       main.append(
         el("p", { class: "empty" }, "There is no plan yet to compare. ", el("a", { href: "#/" }, "Plan one"), " first.",
