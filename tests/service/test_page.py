@@ -215,6 +215,29 @@ def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored
 
 
 @pytest.mark.thorough
+def test_charts_that_are_gone_are_given_back(visit: Visit, stored: Stored) -> None:
+    """uPlot keeps a chart for as long as it is not destroyed; a sweep's page draws one a second for hours."""
+    visit.go("#/help", "h2")
+    tab = visit.tab
+    tab.evaluate(
+        """() => {
+        const Real = uPlot;
+        window.alive = 0;
+        window.uPlot = function (options, data, box) {
+          alive++;
+          return new Real({ ...options, hooks: { ...options.hooks, destroy: [() => alive--] } }, data, box);
+        };
+        Object.assign(window.uPlot, Real);
+        }"""
+    )
+    curve, plan = (f"#/sweep/{stored.sweeps[0]}", ".curve .uplot"), (f"#/solve/{stored.plans[0]}", ".panel .uplot")
+    for where, drawn in (curve, plan, curve):
+        tab.evaluate("where => { location.hash = where; }", where)
+        tab.wait_for_selector(drawn)
+        assert tab.evaluate("() => alive === document.querySelectorAll('.uplot').length")
+
+
+@pytest.mark.thorough
 def test_names_color_the_memory_later_too(visit: Visit, stored: Stored, tmp_path: Path) -> None:
     """A names file on the page of a plan; one of another graph is refused next to its field, and the error stays."""
     visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")

@@ -55,12 +55,20 @@
     watch.observe(box);
   }
 
+  const drawn = new Set(); // uPlot keeps every chart, with its canvas, until it is destroyed
+
   // A chart that follows the width of its box; legends are lists of our own, which say only what is drawn.
   function plot(box, options, data) {
     box.replaceChildren();
+    for (const chart of drawn) {
+      if (chart.root.isConnected) continue;
+      chart.destroy();
+      drawn.delete(chart);
+    }
     const height = options.height || 300;
     const made = new uPlot(
       { width: width(box), height, legend: { show: false }, padding: [14, GUTTER.right, 0, 0], ...options }, data, box);
+    drawn.add(made);
     follow(box, (wide) => made.setSize({ width: wide, height }));
     return made;
   }
