@@ -179,6 +179,15 @@ def test_an_operator_sees_and_changes_what_there_is(browser: Any, keyed: Service
     visit.leave(but=REFUSED)  # before signing in
 
 
+@pytest.mark.thorough
+def test_an_operator_comes_to_the_view_by_its_address(browser: Any, keyed: Service) -> None:
+    """A bookmark of it asks for a key; one that may do nothing else leads on to the view, which is there already."""
+    chief = cli(keyed, "keys", "create", "operators", "--scope", "operate", "--new-tenant")
+    visit = signed_in(browser, keyed, chief, "#/operate")
+    expect(visit.tab.locator("h1")).to_have_text("Operation")
+    visit.leave(but=REFUSED)
+
+
 def test_the_view_is_shown_to_operators_alone(browser: Any, keyed: Service) -> None:
     """Others have no link to it, and its address asks them for another key."""
     visit = signed_in(browser, keyed, cli(keyed, "keys", "create", "reader", "--new-tenant"), "#/sign-in")

@@ -30,7 +30,7 @@
           throw error;
         }
         show();
-        if (scopes.includes("read")) done();
+        if (scopes.includes("read") || location.hash === "#/operate") done();
         else location.hash = "#/operate";
       });
     form.row("tenant").hidden = !issuer;
