@@ -53,6 +53,10 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
     assert "null" not in tab.locator("main").inner_text()
     here.press("Enter")
     expect(tab.locator(ERROR.format("secret"))).to_have_text("Write your API key.")
+    tab.keyboard.type("remat_ab…")  # as the operators' list shows a key
+    here.press("Enter")
+    expect(tab.locator(ERROR.format("secret"))).to_contain_text("“…” cannot be sent")
+    here.press("Control+A")
     tab.keyboard.type("remat_wrong")
     here.press("Enter")
     expect(tab.locator(ERROR.format("secret"))).to_contain_text("not valid")

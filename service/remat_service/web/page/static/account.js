@@ -16,6 +16,10 @@
       { button: "Sign in", label: "Sign in" },
       async ({ secret, tenant }) => {
         if (!secret) throw Remat.words.wrong("secret", `Write your ${what.replace("bearer ", "")}.`);
+        for (const [field, text] of Object.entries({ secret, tenant })) {
+          const odd = /[^ -~]/u.exec(text);
+          if (odd) throw Remat.words.wrong(field, `“${odd[0]}” cannot be sent: write ASCII characters alone.`);
+        }
         const before = service.credentialsNow();
         service.credentials(secret, tenant);
         let scopes;
