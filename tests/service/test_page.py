@@ -215,6 +215,18 @@ def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored
 
 
 @pytest.mark.thorough
+def test_keys_of_the_browser_are_left_to_it(visit: Visit, stored: Stored) -> None:
+    """Ctrl and plus zoom the whole page, Alt and an arrow lead back, whatever picture has the focus."""
+    visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
+    for picture in (".panel[role=application]", "[data-matrix=R]"):
+        taken = visit.tab.locator(picture).first.evaluate(
+            """e => [["+", "ctrlKey"], ["0", "metaKey"], ["ArrowLeft", "altKey"], ["ArrowLeft", "none"]].map(([key, held]) =>
+              !e.dispatchEvent(new KeyboardEvent("keydown", { key, [held]: true, cancelable: true })))"""
+        )
+        assert taken == [False, False, False, True]
+
+
+@pytest.mark.thorough
 def test_charts_that_are_gone_are_given_back(visit: Visit, stored: Stored) -> None:
     """uPlot keeps a chart for as long as it is not destroyed; a sweep's page draws one a second for hours."""
     visit.go("#/help", "h2")

@@ -170,7 +170,7 @@
     let stop = -1;
     canvas.addEventListener("keydown", (e) => {
       const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[e.key];
-      if (!step || !stops.length) return;
+      if (!step || !stops.length || e.ctrlKey || e.altKey || e.metaKey) return;
       e.preventDefault();
       stop = (stop + step + stops.length) % stops.length;
       const found = stops[stop], spot = which === "R" ? place(run.rows.ops[found], run.rows.stage[found])

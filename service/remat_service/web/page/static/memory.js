@@ -112,6 +112,7 @@
   function keys(holder, axis, run, point) {
     let row = -1;
     holder.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey) return; // the browser's own: its zoom, the way back
       const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
       if (step) {
         row = Math.min(run.count - 1, Math.max(0, row + step));
