@@ -220,10 +220,30 @@ def test_keys_of_the_browser_are_left_to_it(visit: Visit, stored: Stored) -> Non
     visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
     for picture in (".panel[role=application]", "[data-matrix=R]"):
         taken = visit.tab.locator(picture).first.evaluate(
-            """e => [["+", "ctrlKey"], ["0", "metaKey"], ["ArrowLeft", "altKey"], ["ArrowLeft", "none"]].map(([key, held]) =>
-              !e.dispatchEvent(new KeyboardEvent("keydown", { key, [held]: true, cancelable: true })))"""
+            """e => [["+", "ctrlKey"], ["0", "metaKey"], ["ArrowLeft", "altKey"], ["ArrowLeft", "none"]].map(
+            ([key, held]) => !e.dispatchEvent(new KeyboardEvent("keydown", { key, [held]: true, cancelable: true })))"""
         )
         assert taken == [False, False, False, True]
+
+
+@pytest.mark.thorough
+def test_a_change_of_theme_draws_only_pictures_anew(visit: Visit, stored: Stored) -> None:
+    """In the evening what is typed stays, and on paper, which is light, the plan; only pictures have other colors."""
+    tab = visit.tab
+    visit.go()
+    visit.unfold()
+    tab.fill("[name=budget]", "37%")
+    tab.emulate_media(color_scheme="dark")
+    tab.wait_for_timeout(200)
+    assert tab.input_value("[name=budget]") == "37%"
+    visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
+    tab.evaluate("() => document.querySelector('[data-matrix=S]').classList.add('former')")
+    tab.emulate_media(media="print", color_scheme="light")
+    tab.wait_for_timeout(200)
+    expect(tab.locator(".former")).to_have_count(1)
+    tab.emulate_media(media="screen", color_scheme="dark")
+    expect(tab.locator(".former")).to_have_count(0)
+    tab.wait_for_selector("[data-matrix=S]")
 
 
 @pytest.mark.thorough

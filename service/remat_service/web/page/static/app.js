@@ -152,7 +152,7 @@
       name(Remat.plan.show(main, service.offline));
     };
     draw();
-    dark.addEventListener("change", draw);
+    dark.addEventListener("change", () => { if (!window.matchMedia("print").matches) draw(); });
     return;
   }
   // the hash is the page's address
@@ -164,7 +164,10 @@
     turnTo();
     main.focus();
   });
-  dark.addEventListener("change", turnTo); // pictures are drawn in the colors of their moment
+  // pictures are drawn in the colors of their moment; what is typed elsewhere stays, and so does what is being printed
+  dark.addEventListener("change", () => {
+    if (main.querySelector("canvas") && !window.matchMedia("print").matches) turnTo();
+  });
   Remat.account.show();
   turnTo();
 })(window.Remat);
