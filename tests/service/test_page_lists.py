@@ -56,6 +56,45 @@ def test_sweeps_fold_and_open(visit: Visit, stored: Stored) -> None:
 
 
 @pytest.mark.thorough
+def test_an_open_sweep_keeps_the_focus_and_says_what_fails(visit: Visit, stored: Stored) -> None:
+    """The focus stays at the button that was pressed, whatever else is open; a refusal is told."""
+    visit.go("", ROWS)
+    tab = visit.tab
+    focused = "() => document.activeElement.textContent"
+    for pressed, said in (
+        ("sweep of 2", "▾ sweep of 2"),
+        ("sweep of 3", "▾ sweep of 3"),
+        ("sweep of 3", "▸ sweep of 3"),
+    ):
+        tab.get_by_text(pressed).click()
+        expect(tab.get_by_text(said)).to_be_visible()
+        assert tab.evaluate(focused) == said
+    tab.route("**/v1/solves?group=*", lambda route: route.abort())
+    tab.get_by_text("sweep of 3").click()
+    expect(tab.locator("#notice")).to_contain_text("does not answer")
+    visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text]  # the browser's own words
+
+
+@pytest.mark.thorough
+def test_solves_of_an_open_sweep_are_of_the_moment(visit: Visit, stored: Stored) -> None:
+    """They were waiting when it was opened, and say so no longer once they have ended."""
+    visit.go("", ROWS)
+    tab = visit.tab
+
+    def waiting(route: Any) -> None:
+        found = route.fetch().json()
+        route.fulfill(json=found | {"solves": [s | {"status": "queued"} for s in found["solves"]]})
+
+    tab.route("**/v1/solves?group=*", waiting)
+    tab.get_by_text("sweep of 3").click()
+    expect(tab.locator("tr.inner", has_text="waiting")).to_have_count(3)
+    tab.evaluate("() => document.activeElement.blur()")
+    tab.unroute("**/v1/solves?group=*")
+    expect(tab.locator("tr.inner")).to_have_count(3)
+    expect(tab.locator("tr.inner", has_text="waiting")).to_have_count(0, timeout=15_000)
+
+
+@pytest.mark.thorough
 def test_the_list_is_filtered_and_sorted_by_the_address(visit: Visit, stored: Stored) -> None:
     """Filters and the order are the address, so that it can be sent to somebody; headers say the order."""
     visit.go("", ROWS)

@@ -6,6 +6,7 @@
   const COLUMNS = [["", null], ["Name", null], ["Submitted", "created_at"], ["State", "status"],
     ["Memory of plain", null], ["Budget", "budget_bytes", "n"], ["More time", "overhead", "n"],
     ["From optimal", "gap", "n"], ["Ops", "ops", "n"], ["Solving", "seconds", "n"], ["Source", null]];
+  const MEMBERS = 200; // of a group, shown at most
   const STATES = [["", "all states"], ["optimal", "optimal"], ["feasible", "plan found"],
     ["running,queued", "solving or waiting"], ["infeasible,nothing_found", "no plan"], ["cancelled", "cancelled"],
     ["failed", "failed"]];
@@ -41,7 +42,8 @@
       ? [
           el("button", { class: "quiet", "aria-expanded": tools.open.has(s.group.id) ? "true" : "false",
             "aria-label": `Show the ${s.group.requests} solves of this ${s.group.kind}`,
-            onclick: () => tools.toggle(s.group.id) }, `${tools.open.has(s.group.id) ? "▾" : "▸"} ` +
+            "data-group": s.group.id, onclick: () => tools.toggle(s.group.id).catch(tools.tell) },
+            `${tools.open.has(s.group.id) ? "▾" : "▸"} ` +
               `${s.group.kind === "sweep" ? "sweep" : "batch search"} of ${s.group.requests}`),
           el("a", { href: `#/${s.group.kind}/${s.group.id}` }, s.group.kind === "sweep" ? "curve" : "search"),
           el("span", { class: "block" }, summary(s.group))]
@@ -177,10 +179,21 @@
       },
       async toggle(id) {
         if (open.has(id)) open.delete(id);
-        else open.set(id, (await service.list({ group: id, limit: 200, sort: "budget_bytes" })).solves);
+        else open.set(id, await members(id));
         draw();
-        body.querySelector("[aria-expanded=true]")?.focus();
+        [...body.querySelectorAll("[data-group]")].find((button) => button.dataset.group === id)?.focus();
       } };
+    const members = async (id) =>
+      (await service.list({ group: id, limit: MEMBERS, sort: "budget_bytes" })).solves;
+    // What stands below an open group is of the moment too.
+    const follow = async () => {
+      for (const [id, known] of [...open]) {
+        const all = shown.find((s) => s.group?.id === id)?.group.requests ?? known.length;
+        if (known.every(ended) && known.length >= Math.min(all, MEMBERS)) continue;
+        const found = await members(id);
+        if (open.has(id)) open.set(id, found);
+      }
+    };
     const picks = () => {
       const two = picked.size === 2;
       compare.hidden = !two;
@@ -209,6 +222,8 @@
         if (!current()) return;
         shown = list.solves;
         next = list.next;
+        await follow();
+        if (!current()) return;
         running = shown.some((s) => !ended(s));
         newer.hidden = !before.length;
         older.hidden = !next;
