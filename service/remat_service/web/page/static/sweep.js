@@ -13,7 +13,7 @@
     return [
       ...new Set(
         [...Array(Math.round(n)).keys()].map((i) =>
-          Remat.drop.budgetBytes(about, `${100 * (lo + ((hi - lo) * i) / (n - 1))}%`, "to"))),
+          Remat.drop.budgetBytes(about, `${Math.min(100, 100 * (lo + ((hi - lo) * i) / (n - 1)))}%`, "to"))),
     ].sort((a, b) => b - a);
   }
 
