@@ -184,6 +184,21 @@ def test_a_plan_is_shown_and_taken_home(visit: Visit, stored: Stored, tmp_path: 
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_file_that_cannot_be_made_is_told(visit: Visit, stored: Stored, status: int | None) -> None:
+    """The service is away, or answers with something else than the page's scripts: no file, and why."""
+    visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
+    tab = visit.tab
+    files: list[Any] = []
+    tab.on("download", files.append)
+    tab.route("**/static/*.js", lambda route: route.abort() if status is None else route.fulfill(status=status))
+    tab.get_by_text("One HTML file").click()
+    expect(tab.locator(".row > .error")).to_contain_text("does not give the page's own files")
+    assert files == []
+    visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text and "503" not in text]
+
+
+@pytest.mark.thorough
 def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored) -> None:
     """The parts in the tooltip add up to the memory that it shows; a drag zooms, a reset shows all; lanes follow."""
     visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
