@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +17,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from backports import zstd
 
 from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse, NotAllowed, NotFound, RateLimited, Refused, ServiceFailed, Unreachable
 from remat.planning.http import Body, Http, Timeouts, Unusable
 from remat.settings import Settings, settings
 from remat_ir import InvalidData
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 class Clock:

@@ -133,6 +133,15 @@ def test_no_assertion_is_timed() -> None:
     assert [line for line in found if not line.startswith("test_rules.py")] == []
 
 
+def test_backports_are_imported_where_they_are_installed() -> None:
+    """A Python that has the module itself gets no package of that name: the import stands below its version."""
+    parts = ("client", "service", "solver", "benchmarks", "tests")
+    sources = sorted(path for part in parts for path in (ROOT / part).rglob("*.py"))
+    unasked = re.compile(r"^(?:from|import) backports\b", re.MULTILINE)
+    assert unasked.search("import os\nfrom backports import zstd\n")
+    assert [str(path.relative_to(ROOT)) for path in sources if unasked.search(path.read_text())] == []
+
+
 SCRIPTS = ROOT / "service" / "remat_service" / "web" / "page" / "static"
 _NO_CODE = re.compile(r'"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|//.*|for \([^;]*;[^;]*;')
 

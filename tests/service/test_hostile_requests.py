@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from backports import zstd
 
 from remat_service.errors import RateLimited, TooLarge
 from remat_service.requests.parse import MOST_READING_BYTES, Body, from_body, read_ask
@@ -20,6 +20,11 @@ from remat_service.settings import Settings
 from remat_service.web.authentication import Admission
 from service.serving import Service, eventually, example, open_problem, peak_bytes, served, serving
 from service.test_tenants import Tenant, cli
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 JSON = {"Content-Type": "application/json", "Content-Encoding": "zstd"}
 

@@ -8,12 +8,12 @@ import json
 import random
 import re
 import socket
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd
 
 import remat_service
 from remat_service.errors import BadRequest, TooLarge, Unsupported
@@ -21,6 +21,11 @@ from remat_service.settings import Settings
 from remat_service.web.body import STEP_BYTES, Inflater
 from service.serving import Service, at_peak, eventually, example, peak_bytes, served, serving, started, training_graph
 from service.test_tenants import cli
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 JSON = {"Content-Type": "application/json"}
 
