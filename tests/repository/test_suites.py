@@ -42,3 +42,14 @@ def test_suites_are_chosen_by_a_beginning_or_a_pattern(suites: ModuleType) -> No
         assert [suite.name for suite in suites.NIGHTLY if suites.chosen(suite, asked)] == [
             f"walk {Path(page).stem}" for page in suites.WALKS
         ]
+
+
+def test_every_slow_test_is_in_a_nightly_suite(suites: ModuleType) -> None:
+    """Also where `tiers.first` or the looks of the page give the mark, which the file itself does not name."""
+    named = {word for suite in suites.NIGHTLY for word in suite.command if word.startswith("tests/")}
+    files = {path: path.read_text() for path in sorted((ROOT / "tests").glob("*/test_*.py"))}
+    elsewhere = ("ir", "walks", "releases", "standin")  # the last two are run whole, by suites of their own
+    left = [str(path.relative_to(ROOT)) for path in files if path.parent.name not in elsewhere]
+    assert [name for name in left if name not in named] == []
+    assert [path.name for path in files if path.parent.name in ("ir", "walks") and "mark.slow" in files[path]] == []
+    assert [path.name for path in files if path.parent.name in ("ir", "walks") and "tiers" in files[path]] == []
