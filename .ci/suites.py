@@ -34,6 +34,8 @@ WALKS = (
     "README.md",
     *(f"docs/{page}.md" for page in ("quickstart-training", "quickstart-platform", "quickstart-research", "migration")),
 )
+NOT_THERE = re.compile(r"^torch \S+: not run, since .*", re.MULTILINE)
+"""What `tests/releases/lane.py` says in place of running."""
 RELEASES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
@@ -54,6 +56,13 @@ class Ended:
     items: int | None
     seconds: int
     output: str
+
+    @property
+    def result(self) -> str:
+        """One of "passed", "failed", and "not run": of a release of torch that the machine's index does not have."""
+        if self.status:
+            return "failed"
+        return "not run" if NOT_THERE.search(self.output) else "passed"
 
 
 def marked_tests(name: str, marked: str, *paths: str) -> Suite:
@@ -155,7 +164,7 @@ def passed(output: str) -> int | None:
 def line(suite: Suite, ended: Ended) -> str:
     """A suite's line."""
     items = "" if ended.items is None else f"{ended.items} items"
-    return f"{suite.name:<22} {items:>12} {ended.seconds:>6} s  {'passed' if ended.status == 0 else 'FAILED'}"
+    return f"{suite.name:<22} {items:>12} {ended.seconds:>6} s  {ended.result.replace('failed', 'FAILED')}"
 
 
 def git(*command: str) -> str | None:
@@ -195,7 +204,7 @@ def rows(page: str) -> dict[str, Row]:
     found = {}
     for text in page.splitlines():
         name, *cells = (cell.strip() for cell in text.strip("|").split("|"))
-        if text.startswith("|") and len(cells) == 7 and cells[2] in ("passed", "failed"):
+        if text.startswith("|") and len(cells) == 7 and cells[2] in ("passed", "failed", "not run"):
             found[name] = Row(*cells[:6])
     return found
 
@@ -226,7 +235,7 @@ def record(suite: Suite, ended: Ended) -> None:
     row = Row(
         "" if ended.items is None else str(ended.items),
         str(ended.seconds),
-        "passed" if ended.status == 0 else "failed",
+        ended.result,
         str(datetime.date.today()),
         commit(),
         f"{os.cpu_count()} cores, Python {platform.python_version()}",
@@ -266,6 +275,8 @@ def main() -> int:
         if ended.status:
             status = 1
             print("\n".join(ended.output.splitlines()[-400:]))
+        elif why := NOT_THERE.search(ended.output):
+            print(why[0])
         print(line(suite, ended), flush=True)
         if nightly:
             record(suite, ended)

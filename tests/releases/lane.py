@@ -38,7 +38,9 @@ def made(release: str, folder: Path) -> Path:
     subprocess.run((sys.executable, "-m", "venv", str(folder)), check=True)
     command = (*pip, *NIGHTLY, "torch") if release == "nightly" else (*pip, f"torch=={release}")
     done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-    if done.returncode and "No matching distribution found for torch" in done.stderr:
+    # without a network, too, pip finds no distribution: then it knows of no version at all
+    others = "No matching distribution found for torch" in done.stderr and "(from versions: none)" not in done.stderr
+    if done.returncode and others:
         raise NotThere(f"torch {release}: not run, since the package index of this machine does not have it")
     if done.returncode:
         sys.exit(done.stderr)

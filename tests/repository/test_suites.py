@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -53,3 +55,21 @@ def test_every_slow_test_is_in_a_nightly_suite(suites: ModuleType) -> None:
     assert [name for name in left if name not in named] == []
     assert [path.name for path in files if path.parent.name in ("ir", "walks") and "mark.slow" in files[path]] == []
     assert [path.name for path in files if path.parent.name in ("ir", "walks") and "tiers" in files[path]] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("there", [True, False], ids=["an index of other releases", "no index"])
+def test_a_release_that_is_not_run_has_not_passed(suites: ModuleType, tmp_path: Path, there: bool) -> None:
+    """Where the index lacks it, that is said and is no failure; where no index answers, it is one."""
+    if there:
+        (tmp_path / "torch-1.0-py3-none-any.whl").touch()
+    pip = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    pip |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    lane = [sys.executable, str(ROOT / "tests" / "releases" / "lane.py"), "2.999.0", "--if-there"]
+    done = subprocess.run(
+        [*lane, "--environment", str(tmp_path / "made")], env=pip, check=False, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    ended = suites.Ended(done.returncode, suites.passed(done.stdout), 1, done.stdout)
+    assert (ended.status == 0, ended.result) == ((True, "not run") if there else (False, "failed")), done.stdout
+    assert suites.line(suites.NIGHTLY[0], ended).endswith("not run" if there else "FAILED")
