@@ -266,11 +266,16 @@ def main() -> int:
     nightly = asked.which == "nightly"
     suites = [suite for suite in (NIGHTLY if nightly else CHANGE) if chosen(suite, asked.only)]
     suites = [suite for suite in suites if not (asked.skip and chosen(suite, asked.skip))]
+    if not suites:
+        parser.error(f"no suite of {asked.which} is left by --only {asked.only!r} and --skip {asked.skip!r}")
     if asked.list:
         print("\n".join(suite.name for suite in suites))
         return 0
     status = 0
     wanted = [suite for suite in suites if not (nightly and done(suite))]
+    for suite in suites:
+        if suite not in wanted:
+            print(f"{suite.name:<22} has passed at this commit before: not run again")
     for suite, ended in run(wanted, 1 if nightly else os.cpu_count() or 1):
         if ended.status:
             status = 1

@@ -73,3 +73,11 @@ def test_a_release_that_is_not_run_has_not_passed(suites: ModuleType, tmp_path: 
     ended = suites.Ended(done.returncode, suites.passed(done.stdout), 1, done.stdout)
     assert (ended.status == 0, ended.result) == ((True, "not run") if there else (False, "failed")), done.stdout
     assert suites.line(suites.NIGHTLY[0], ended).endswith("not run" if there else "FAILED")
+
+
+def test_a_name_that_no_suite_has_is_refused() -> None:
+    """Nothing to run is not a pass."""
+    command = [sys.executable, str(ROOT / ".ci" / "suites.py"), "change", "--only", "test-qiuck"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no suite of change is left by --only 'test-qiuck'" in done.stderr
