@@ -9,6 +9,7 @@ and says how many commits came since; the rows of suites that do not run now sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import fnmatch
 import os
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -126,33 +127,48 @@ NIGHTLY = (
 )
 
 
-def run(suites: list[Suite], cores: int) -> Iterator[tuple[Suite, Ended]]:
-    """Run suites, in their order where cores are free, and give each when it ends."""
+def run(suites: list[Suite], cores: int) -> Generator[tuple[Suite, Ended]]:
+    """Run suites, in their order where cores are free, and give each when it ends; none goes on after this."""
     waiting, running = list(suites), list[tuple[Suite, subprocess.Popen[bytes], float, Path]]()
     with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            for suite in list(waiting):
-                busy = sum(each.cores for each, *_ in running)
-                if busy and busy + suite.cores > cores:
-                    continue
-                waiting.remove(suite)
-                log = Path(folder) / f"{len(waiting)}.log"
-                with log.open("wb") as output:
-                    process = subprocess.Popen(
-                        suite.command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-                    )
-                running.append((suite, process, time.monotonic(), log))
-            time.sleep(0.2)
-            for each in list(running):
-                suite, process, begun, log = each
-                seconds = time.monotonic() - begun
-                if seconds > LONGEST_S and process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                if process.poll() is not None:
-                    running.remove(each)
-                    text = log.read_text(errors="replace")
-                    yield suite, Ended(process.returncode, passed(text), round(seconds), text)
+        try:
+            while waiting or running:
+                for suite in list(waiting):
+                    busy = sum(each.cores for each, *_ in running)
+                    if busy and busy + suite.cores > cores:
+                        continue
+                    waiting.remove(suite)
+                    log = Path(folder) / f"{len(waiting)}.log"
+                    with log.open("wb") as output:
+                        process = subprocess.Popen(
+                            suite.command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                        )
+                    running.append((suite, process, time.monotonic(), log))
+                time.sleep(0.2)
+                for each in list(running):
+                    suite, process, begun, log = each
+                    seconds = time.monotonic() - begun
+                    if seconds > LONGEST_S and process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
+                    if process.poll() is not None:
+                        running.remove(each)
+                        text = log.read_text(errors="replace")
+                        yield suite, Ended(process.returncode, passed(text), round(seconds), text)
+        finally:
+            interrupt([process for _, process, *_ in running])
+
+
+def interrupt(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End suites that run: each has a session of its own, which Ctrl-C in a terminal does not reach."""
+    for number, patience_s in ((signal.SIGINT, 30.0), (signal.SIGKILL, None)):  # pytest ends what its tests started
+        until = time.monotonic() + (patience_s or 0.0)
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(None if patience_s is None else max(0.0, until - time.monotonic()))
 
 
 def passed(output: str) -> int | None:
@@ -276,15 +292,17 @@ def main() -> int:
     for suite in suites:
         if suite not in wanted:
             print(f"{suite.name:<22} has passed at this commit before: not run again")
-    for suite, ended in run(wanted, 1 if nightly else os.cpu_count() or 1):
-        if ended.status:
-            status = 1
-            print("\n".join(ended.output.splitlines()[-400:]))
-        elif why := NOT_THERE.search(ended.output):
-            print(why[0])
-        print(line(suite, ended), flush=True)
-        if nightly:
-            record(suite, ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what runs is ended, too
+    with contextlib.closing(run(wanted, 1 if nightly else os.cpu_count() or 1)) as ends:
+        for suite, ended in ends:
+            if ended.status:
+                status = 1
+                print("\n".join(ended.output.splitlines()[-400:]))
+            elif why := NOT_THERE.search(ended.output):
+                print(why[0])
+            print(line(suite, ended), flush=True)
+            if nightly:
+                record(suite, ended)
     return status
 
 

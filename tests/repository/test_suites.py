@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -81,3 +83,33 @@ def test_a_name_that_no_suite_has_is_refused() -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no suite of change is left by --only 'test-qiuck'" in done.stderr
+
+
+STOPPED = """
+import importlib.util, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
+spec = importlib.util.spec_from_file_location("suites", sys.argv[1])
+suites = sys.modules["suites"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(suites)
+sleeper = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(120)"
+suites.CHANGE = (suites.Suite("long", (sys.executable, "-c", sleeper, sys.argv[2])),)
+sys.argv[1:] = ["change"]
+sys.exit(suites.main())
+"""
+"""The command with one suite, which notes its process and does nothing for two minutes."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_runs_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    """By Ctrl-C in a terminal, whose signal does not reach a suite, or by whoever ends the command."""
+    noted = tmp_path / "pid"
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(ROOT / ".ci" / "suites.py"), str(noted)], stderr=subprocess.DEVNULL
+    ) as command:
+        while not (noted.exists() and noted.read_text().endswith("\n")):
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(number)
+        assert command.wait(60) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)
