@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,3 +114,38 @@ def test_what_runs_ends_with_the_command(tmp_path: Path, number: signal.Signals)
         assert command.wait(60) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("browser", "said", "required"),
+    [
+        (None, ["Chromium could not be installed", "no Chromium: the page is not tested"], "no"),
+        ("chromium-browser", [], "1"),
+    ],
+)
+def test_a_browser_that_cannot_be_installed_stops_nothing(
+    tmp_path: Path, browser: str | None, said: list[str], required: str
+) -> None:
+    """As root on Ubuntu, whose packages have no Chromium, or where no mirror is reached."""
+    commands, clone = tmp_path / "bin", tmp_path / "clone"
+    made = {
+        commands / "make": "exit 0",
+        commands / "id": "echo 0",
+        commands / "apt-get": '[ "$1" = update ]',
+        clone / ".venv" / "bin" / "python": 'echo "required: ${REMAT_REQUIRE_BROWSER:-no}"',
+    }
+    if browser is not None:
+        made[commands / browser] = "exit 0"
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    for name in ("bash", "dirname"):
+        (commands / name).symlink_to(shutil.which(name))
+    (clone / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", clone / ".ci")
+    done = subprocess.run(
+        [str(clone / ".ci" / "run")], env={"PATH": str(commands)}, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [*said, f"required: {required}"]
