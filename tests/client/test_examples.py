@@ -87,6 +87,14 @@ for task in "${tasks[@]}"; do wait "$task" || exit 1; done
 PYTHON = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
 
 
+def test_the_job_has_as_many_tasks_as_its_command_asks_for() -> None:
+    """Slurm takes --ntasks-per-node for a limit alone where the script has --ntasks, which the command leaves there."""
+    script = (EXAMPLES / "slurm.sbatch").read_text()
+    given = set(re.findall(r"--[\w-]+", re.findall(r"sbatch (--.*) examples/slurm.sbatch", script)[0]))
+    counts = {"--ntasks", "--ntasks-per-node"}
+    assert set(re.findall(r"^#SBATCH (--[\w-]+)", script, re.MULTILINE)) & counts == given & counts
+
+
 @pytest.mark.slow
 def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
     """The job script as it stands, two tasks each time, a real service: the second job finds the first one's plan."""
