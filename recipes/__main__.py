@@ -82,12 +82,20 @@ def write(known: Mapping[str, str], soak: str | None = None) -> None:
     TABLE.write_text(table + mark + before if soak is None else table + SOAK + soak)
 
 
+def lacking(said: str) -> bool:
+    """Whether an error says that a library is not there or lacks a name; what this repository lacks is a failure."""
+    ours = re.search(r"'(?:recipes|remat\w*)[.']", said)
+    return said.startswith(("ImportError", "ModuleNotFoundError")) and ours is None
+
+
 def main() -> int:
     """0 where all that could be run are equal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="; ".join(names()))
     parser.add_argument("--here", action="store_true", help="one, in this process, without the table")
     asked = parser.parse_args()
+    if unknown := set(asked.names) - set(names()):
+        parser.error(f"no recipe is called {' or '.join(sorted(unknown))}; there are: {', '.join(names())}")
     if asked.here:
         print(run(asked.names[0]))
         return 0
@@ -103,7 +111,7 @@ def main() -> int:
             print("\n".join(done.stderr.splitlines()[-40:]), flush=True)
             errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)  # a hint may follow the last one
             said = (errors or ["no message"])[-1]
-            skipped = said.startswith(("ImportError", "ModuleNotFoundError"))
+            skipped = lacking(said)
             last = f"{'not run' if skipped else 'failed'}: {said[:160].replace('|', '/')} | | | | | "
             failed += not skipped
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from recipes.__main__ import lacking
 from recipes.training import Training, compared
 
 from service.serving import serving
@@ -149,6 +150,29 @@ def test_a_recipe_trains_as_by_aot_eager(name: str) -> None:
     command = (sys.executable, "-m", "recipes", "--here", name)
     found = subprocess.run(command, cwd=EXAMPLES.parent, check=True, capture_output=True, text=True).stdout
     assert found.splitlines()[-1].startswith("equal |")
+
+
+def test_a_recipe_that_there_is_not_is_refused() -> None:
+    command = (sys.executable, "-m", "recipes", "plain_lop:fp32")
+    done = subprocess.run(command, cwd=EXAMPLES.parent, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no recipe is called plain_lop:fp32; there are: accelerate_loop, " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lacking"),
+    [
+        ("ModuleNotFoundError: No module named 'torchtune'", True),
+        ("ImportError: cannot import name 'Llama' from 'transformers' (/remat/.venv/transformers/__init__.py)", True),
+        ("ImportError: cannot import name 'peak_by' from 'remat.planning.division' (/remat/division.py)", False),
+        ("ModuleNotFoundError: No module named 'remat_solver'", False),
+        ("ModuleNotFoundError: No module named 'recipes.training'", False),
+        ("ValueError: no such size", False),
+    ],
+)
+def test_a_recipe_whose_own_imports_fail_has_failed(said: str, is_lacking: bool) -> None:
+    """Only what a library lacks is a reason not to run it."""
+    assert lacking(said) is is_lacking
 
 
 def test_what_differs_is_said(tmp_path: Path) -> None:
