@@ -149,3 +149,16 @@ def test_a_browser_that_cannot_be_installed_stops_nothing(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [*said, f"required: {required}"]
+
+
+@pytest.mark.thorough
+def test_a_nightly_build_that_is_there_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest one is asked for again: here of an index that has none."""
+    spec = importlib.util.spec_from_file_location("lane", ROOT / "tests" / "releases" / "lane.py")
+    lane = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lane)
+    monkeypatch.setattr(lane, "NIGHTLY", ("--pre", "--no-index"))
+    (tmp_path / ".installed").touch()
+    assert lane.made("2.15.0", tmp_path) == tmp_path / "bin" / "python"
+    with pytest.raises(SystemExit, match="No matching distribution found for torch"):
+        lane.made("nightly", tmp_path)
