@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
-from client.small_models import FeedForward
+from client.small_models import FeedForward, module_of
 from client.test_ranks import ran
 from drawn import examples
 from remat.batch.largest import between
@@ -529,6 +529,23 @@ def test_layers_of_a_pipeline_may_be_split(fitted: Fitted) -> None:
     assert part.ranks[0].fixed["parameters"] < 0.6 * whole.ranks[0].fixed["parameters"]
     assert part.ranks[0].stages == (0, 3)
     assert "4 micro-batches by ZBVZeroBubble, tp=2" in str(part)
+
+
+def attending(stage: int, stages: int, cp: int = 1) -> Any:
+    """Parts with an attention each, of as many tokens on each rank, however many ranks share a sequence."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        seen = nn.functional.scaled_dot_product_attention(*[self.linear(x)[:, None]] * 3)[:, 0]
+        return seen if stage < stages - 1 else seen.sum()
+
+    return module_of(forward, linear=nn.Linear(64, 64)), torch.ones(4, 128, 64)
+
+
+def test_ranks_of_a_stage_may_share_each_sequence(fitted: Fitted) -> None:
+    """Attention runs once with the keys and values of each of them, of which two shares are there."""
+    alone, shared = (fitted(attending, "1GiB", f"pp=2,micros=2,cp={cp}") for cp in (1, 2))
+    assert shared.plain_makespan_ns > alone.plain_makespan_ns
+    assert all(two.plain_bytes > one.plain_bytes for one, two in zip(alone.ranks, shared.ranks, strict=True))
 
 
 @pytest.mark.parametrize(

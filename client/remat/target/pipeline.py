@@ -221,7 +221,7 @@ def _captured(built: Built, number: int, halved: bool, asked: Asked, like: Train
         built.model,
         built.args,
         built.kwargs,
-        price=lambda kernels: price(kernels, asked.target, asked.planner.profiles).profiled,
+        price=lambda kernels: price(kernels, asked.target, asked.planner.profiles, asked.parallel.cp).profiled,
         halves=Halves() if halved else None,
         like=like,
     )
