@@ -163,6 +163,21 @@ def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> Non
     assert priced.profiled.kernels[backward].workspace_bytes == 4 * 64 * 4 * 128 * (32 + 1)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_a_convolution_in_groups_costs_an_equal_share_of_each_gradient(groups: int, transposed: bool) -> None:
+    """A channel is read by its own group alone, on every release of torch."""
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(kind(16, 32, 3, groups=groups), nn.Tanh(), kind(32, 16, 3, groups=groups))
+    step = target_step(lambda: (model, torch.ones(2, 16, 12, 12)), "h100").step
+    kernels = step.operations.flow.kernels
+    forward = [operations_of(n) for n in kernels if n.target is aten.convolution.default]
+    backward = [operations_of(n) for n in kernels if n.target is aten.convolution_backward.default]
+    side = (12, 14) if transposed else (10, 8)
+    assert forward == [2 * 2 * at**2 * 3**2 * 16 * 32 // groups for at in side]
+    assert backward == [2 * forward[1], forward[0]], "the call's input has no gradient"
+
+
 def test_workspaces_that_nothing_tells_are_named() -> None:
     """Where the costs are from stands in each result, and so does what they leave out; products leave nothing out."""
 

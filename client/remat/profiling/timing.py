@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -197,7 +198,23 @@ def operations_of(node: fx.Node) -> int:
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    if node.target is torch.ops.aten.convolution_backward.default:
+        return _operations_of_convolution_backward(*args)
     return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def _operations_of_convolution_backward(output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *how: Any) -> int:
+    """Those of the convolution itself for each of its two gradients that is made.
+
+    Torch up to 2.13 counts the weight's gradient as if each group read the channels of all groups.
+
+    Args:
+        how: the sizes of the bias, stride, padding, dilation, whether it is transposed, the padding of its output,
+            groups, and which gradients are made: of the input, the weight and the bias.
+    """
+    *_, transposed, _, _, made = how
+    places = math.prod((x if transposed else output).shape[2:])
+    return 2 * int(x.shape[0]) * int(places) * int(weight.numel()) * sum(map(bool, made[:2]))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
