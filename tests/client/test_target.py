@@ -178,6 +178,23 @@ def test_a_convolution_in_groups_costs_an_equal_share_of_each_gradient(groups: i
     assert backward == [2 * forward[1], forward[0]], "the call's input has no gradient"
 
 
+def test_heads_that_share_their_keys_cost_as_many_operations() -> None:
+    """On every release of torch: 2.11 refuses to count those of such an attention."""
+
+    def counted(keys: int) -> list[int]:
+        def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+            heads = self.linear(x).unflatten(-1, (4, 16)).transpose(1, 2)
+            seen = heads[:, :keys]
+            return nn.functional.scaled_dot_product_attention(heads, seen, seen, enable_gqa=True).sum()
+
+        model = module_of(forward, linear=nn.Linear(64, 64)).bfloat16()
+        step = target_step(lambda: (model, torch.ones(2, 128, 64, dtype=torch.bfloat16)), "h100").step
+        return [operations_of(n) for n in step.operations.flow.kernels if class_of(n.target) == "attention"]
+
+    product = 2 * 2 * 4 * 128 * 128 * 16
+    assert counted(2) == counted(4) == [2 * product, 5 * product]
+
+
 def test_workspaces_that_nothing_tells_are_named() -> None:
     """Where the costs are from stands in each result, and so does what they leave out; products leave nothing out."""
 

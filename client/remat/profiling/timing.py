@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from .. import _compat
 from ..capture.dataflow import tensors
 from ..device import Accelerator, Device
 
@@ -200,6 +201,11 @@ def operations_of(node: fx.Node) -> int:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     if node.target is torch.ops.aten.convolution_backward.default:
         return _operations_of_convolution_backward(*args)
+    first = _compat.QUERY_AT.get(node.target)
+    if first is not None:  # torch 2.11 counts none with fewer heads of keys than of queries
+        heads = args[first].shape[1]
+        shared = [(t.shape[0], heads, *t.shape[2:]) for t in args[first + 1 : first + 3]]
+        args = (*args[: first + 1], *shared, *args[first + 3 :])
     return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
