@@ -29,7 +29,7 @@ from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import FallbackPlanner, OnProgress
 from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit
-from remat.target.step import target_step
+from remat.target.step import Parallel, target_step
 from remat_ir import (
     Answer,
     Graph,
@@ -386,6 +386,14 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     assert part.step.step.fixed["parameters"] == pytest.approx(own, rel=0.03) != pytest.approx(size, rel=0.03)
     assert "one of 8 ranks (fsdp=8)" in str(shared)
     assert shared.largest_planned.size > alone.largest_planned.size
+
+
+def test_a_model_whose_only_list_is_empty_is_one_unit() -> None:
+    """As a shortcut that does nothing is written."""
+    model = nn.Module()
+    model.linear, model.shortcut = nn.Linear(64, 64), nn.Sequential()
+    whole = 4 * (64 * 64 + 64)
+    assert list(Parallel.of("fsdp=8").fixed(model).values()) == [whole, 2 * whole]
 
 
 @pytest.mark.parametrize(

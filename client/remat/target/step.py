@@ -151,7 +151,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules in a model's longest lists of modules, each of which `fully_shard` gathers alone; else the model."""
     lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     longest = max(lists, key=len, default=None)
-    return [model] if longest is None else list(longest.children())
+    return list(longest.children()) if longest else [model]
 
 
 def sharded_gradients(step: Operations, ranks: int, parameters: Collection[int]) -> Operations:
