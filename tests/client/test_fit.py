@@ -388,6 +388,20 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     assert shared.largest_planned.size > alone.largest_planned.size
 
 
+def test_what_is_outside_of_blocks_is_gathered_too() -> None:
+    """An embedding and a head are a unit of their own, which is whole from the first block to the last."""
+
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(1000, 64), nn.Linear(64, 1000)
+            self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    block, outside = 4 * (64 * 64 + 64), 4 * (1000 * 64 + 64 * 1000 + 1000)
+    gathered, reduced = Parallel.of("fsdp=8").fixed(Headed()).values()
+    assert (gathered, reduced) == (outside + 2 * block, 2 * outside)
+
+
 def test_a_model_whose_only_list_is_empty_is_one_unit() -> None:
     """As a shortcut that does nothing is written."""
     model = nn.Module()

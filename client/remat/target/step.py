@@ -1,7 +1,7 @@
 """The training step of a model on a device that is named, on one rank of many: captured from fake tensors, priced.
 
 Ranks are replicas, share states, or have a part of a model split by tensors. Nothing is sent, and messages take no time
-here. Sharding is that of `fully_shard` around each block of a model.
+here. Sharding is that of `fully_shard` around each block of a model, and around the model with what is outside of them.
 """
 
 from __future__ import annotations
@@ -128,9 +128,12 @@ class Parallel(NamedTuple):
         if self.fsdp == 1:
             return {}
         blocks = blocks_of(model)
-        gathered = sorted(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)[-AT_WORK:]
-        gradients = 2 * max(map(all_gradients, blocks))  # of the block that is reduced, and the copy that is sent
-        return {"parameters that are gathered": sum(gathered), "gradients that are reduced": gradients}
+        inside = {id(p) for block in blocks for p in block.parameters()}
+        outside = nn.ParameterList(p for p in model.parameters() if id(p) not in inside)
+        *at_work, root = (sum(p.numel() * p.element_size() for p in part.parameters()) for part in (*blocks, outside))
+        gathered = root + sum(sorted(at_work)[-AT_WORK:])  # the model's own unit stays gathered throughout
+        gradients = 2 * max(map(all_gradients, (*blocks, outside)))  # of a unit that is reduced, and the copy sent
+        return {"parameters that are gathered": gathered, "gradients that are reduced": gradients}
 
     def of_rank(self, step: TrainingStep) -> TrainingStep:
         """A step with the shards of one rank in the place of whole parameters, states and gradients."""
