@@ -43,15 +43,6 @@ They are seed and offset of the dropout. The backward kernels read them on the h
 (aten/src/ATen/native/transformers/cuda/attention_backward.cu), so that ones on the device end the process.
 """
 
-QUERY_AT: Mapping[Any, int] = {
-    torch.ops.aten._scaled_dot_product_flash_attention.default: 0,
-    torch.ops.aten._scaled_dot_product_flash_attention_backward.default: 1,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default: 0,
-    torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default: 1,
-}
-"""Where the queries stand among the arguments of attentions in which heads of them may share keys and values, which
-follow."""
-
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem"})
 

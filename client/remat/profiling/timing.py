@@ -201,11 +201,13 @@ def operations_of(node: fx.Node) -> int:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     if node.target is torch.ops.aten.convolution_backward.default:
         return _operations_of_convolution_backward(*args)
-    first = _compat.QUERY_AT.get(node.target)
-    if first is not None:  # torch 2.11 counts none with fewer heads of keys than of queries
-        heads = args[first].shape[1]
-        shared = [(t.shape[0], heads, *t.shape[2:]) for t in args[first + 1 : first + 3]]
-        args = (*args[: first + 1], *shared, *args[first + 3 :])
+    assert isinstance(node.target, _compat.OpOverload)
+    if "scaled_dot_product" in _compat.operator_name(node.target):
+        # torch 2.11 counts none with fewer heads of keys than of queries
+        at = _compat.parameter_names(node.target).index("query")
+        heads = args[at].shape[1]
+        shared = [(t.shape[0], heads, *t.shape[2:]) for t in args[at + 1 : at + 3]]
+        args = (*args[: at + 1], *shared, *args[at + 3 :])
     return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
