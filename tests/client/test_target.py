@@ -477,6 +477,22 @@ def test_a_model_is_told_the_generation_of_the_device(device: str, kernel: str) 
     assert any(f"{kernel}.default" in str(node.target) for node in step.step.operations.flow.kernels)
 
 
+def test_autocast_inside_a_model_casts_as_on_the_device() -> None:
+    """Torch switches it off, with a warning, where there is no such device; afterwards it does so again."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = self.linear(x)
+        return y.float().sum()
+
+    before = torch.autocast.__init__
+    step = target_step(lambda: (module_of(forward, linear=nn.Linear(8, 8)), torch.ones(4, 8)), "h100").step
+    product = next(n for n in step.operations.flow.kernels if n.target is aten.addmm.default)
+    assert product.meta["val"].dtype is torch.bfloat16
+    assert torch.autocast.__init__ is before
+    assert not torch.is_autocast_enabled("cuda")
+
+
 def test_every_device_says_where_its_figures_are_from() -> None:
     for device in TARGETS.values():
         assert device.source

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,7 +21,16 @@ from torch.utils._device import _device_constructors
 
 from .versions import lacking, library, require
 
-require(lacking((), ((torch._C, "_ensureCUDADeviceGuardSet"), (torch._C, "_accelerator_getAccelerator"))))
+require(
+    lacking(
+        ((torch.autocast, ("device_type", "dtype", "enabled", "cache_enabled")),),
+        (
+            (torch._C, "_ensureCUDADeviceGuardSet"),
+            (torch._C, "_accelerator_getAccelerator"),
+            (torch.autocast("cpu", enabled=False), "_enabled"),
+        ),
+    )
+)
 
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
 FLASH_ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
@@ -73,6 +83,27 @@ def replaced(operator: str, keys: Sequence[str], function: Callable[..., Any]) -
         yield
     finally:
         del library  # the last reference: what it has registered goes with it
+
+
+@contextlib.contextmanager
+def autocast_on(kind: str) -> Iterator[None]:
+    """Inside, `torch.autocast` for a kind of device casts as it does there; else it is off where none is here."""
+    changed: Any = torch.autocast
+    before = changed.__init__
+
+    @functools.wraps(before)
+    def made(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        before(self, device_type, dtype, enabled if device_type != kind else False, cache_enabled)
+        if device_type == kind:
+            self._enabled = enabled
+
+    changed.__init__ = made
+    try:
+        yield
+    finally:
+        changed.__init__ = before
 
 
 class OnMeta(TorchFunctionMode):

@@ -101,8 +101,7 @@ def state_kept() -> Iterator[None]:
     """Grad mode and autocast are as before afterwards: a trace that an error ends may leave them as the code sets them
     in the place that it has come to."""
     grad, cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     nesting = _autocasts()
     try:
         yield

@@ -275,6 +275,7 @@ def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> I
         kinds = "CUDA", "AutogradCUDA"
         stack.enter_context(fake_cuda.replaced("scaled_dot_product_attention", kinds, _attention))
         stack.enter_context(of_generation(capability))
+        stack.enter_context(fake_cuda.autocast_on(device.type))
         yield
 
 
