@@ -110,6 +110,13 @@ def test_the_kernels_of_a_cuda_device_are_in_the_graph(script: Path) -> None:
     assert aten.native_dropout.default in halves & singles
 
 
+def test_a_device_before_flash_attention_has_another_kernel(script: Path) -> None:
+    steps = [target_step(load(f"{script}:halves"), device).step for device in ("v100", "a100")]
+    early, later = ({node.target for node in step.operations.flow.kernels} for step in steps)
+    assert aten._scaled_dot_product_flash_attention.default in later - early
+    assert aten.bmm.default in early - later
+
+
 @pytest.mark.thorough
 def test_nothing_stays_behind_where_there_is_no_device(script: Path) -> None:
     x = torch.ones(3, requires_grad=True)
@@ -139,6 +146,11 @@ def test_attention_is_chosen_as_on_the_device() -> None:
     query, key, value = *_qkv(2, 4, 32, 64)[:1], *_qkv(2, 2, 32, 64)[:2]
     assert choice(query, key, value, None, True, True) == "flash"
     assert choice(query, key, value, mask, False, True) == "math"
+    for dtype, kernel in ((torch.float16, "efficient"), (torch.float32, "efficient"), (torch.bfloat16, "math")):
+        query, key, value = _qkv(2, 4, 32, 64, dtype=dtype)
+        assert choice(query, key, value, None, True, False, capability=(7, 5)) == kernel
+    query, key, value = _qkv(2, 4, 32, 3, dtype=torch.float32)
+    assert choice(query, key, value, None, False, False, capability=(7, 0)) == "efficient"
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert choice(*_qkv(2, 4, 32, 64), None, True, False) == "math"  # type: ignore[call-arg]
 

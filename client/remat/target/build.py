@@ -4,9 +4,9 @@ The function runs with new tensors on the meta device, so that initialisation co
 under fake tensors; then all of them become fake tensors of the device, in the dtype that was asked for.
 
 On a CUDA device `scaled_dot_product_attention` chooses its kernels by asking the device
-(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). The same rules stand here, for compute capability 8.0 and later:
-flash where it can, else memory-efficient, else the composite. cuDNN's kernels, last in that order, are not chosen. What
-the process has switched off by `torch.nn.attention.sdpa_kernel` stays off.
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). The same rules stand here: flash where it can, which is on
+compute capability 8.0 and later, else memory-efficient, else the composite. cuDNN's kernels, last in that order, are
+not chosen. What the process has switched off by `torch.nn.attention.sdpa_kernel` stays off.
 """
 
 from __future__ import annotations
@@ -38,8 +38,18 @@ from .configs import by_config, config_of
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, gqa: bool) -> str:
-    """The kernels: "flash", "efficient" or "math"."""
+def choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    gqa: bool,
+    *,
+    capability: tuple[int, int] = (9, 0),
+) -> str:
+    """The kernels on a device of a generation: "flash", "efficient" or "math"."""
+    early = capability < (8, 0)
     backend: Any = getattr(torch.backends, NAMED.type)
     four = all(t.dim() == 4 for t in (query, key, value))
     if not four or any(t.stride(-1) != 1 or 0 in t.shape for t in (query, key, value)):
@@ -48,6 +58,7 @@ def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
     same_heads = len(heads) == 1
     if (
         backend.flash_sdp_enabled()
+        and not early
         and mask is None
         and query.dtype in HALVES
         and len(widths) == 1
@@ -56,10 +67,10 @@ def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
         and not (causal and query.shape[2] != key.shape[2])
     ):
         return "flash"
-    aligned = 8 if query.dtype in HALVES else 4
+    aligned = 8 if query.dtype in HALVES else 1 if early else 4
     if (
         backend.mem_efficient_sdp_enabled()
-        and query.dtype in (*HALVES, torch.float32)
+        and query.dtype in (*(HALVES[:1] if early else HALVES), torch.float32)
         and same_heads
         and not gqa
         and query.shape[-1] == key.shape[-1]
@@ -71,6 +82,7 @@ def choice(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
 
 
 def _attention(
+    capability: tuple[int, int],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -81,7 +93,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    found = choice(query, key, value, attn_mask, is_causal, enable_gqa)
+    found = choice(query, key, value, attn_mask, is_causal, enable_gqa, capability=capability)
     if found == "flash":
         width = int(query.shape[-1])
         scale = width**-0.5 if scale is None else scale
@@ -258,7 +270,7 @@ def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> I
     """Inside, steps of models with fake tensors of a device can be captured, with the kernels that it would choose.
 
     Args:
-        capability: what models are given that ask CUDA for the device's generation.
+        capability: the device's generation, by which attention is chosen, and which models are given that ask CUDA.
 
     Raises:
         InvalidData: this build of torch cannot.
@@ -273,7 +285,8 @@ def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> I
             raise InvalidData(str(error)) from error
         # attention becomes the kernels of the device's choice, which differentiate as there
         kinds = "CUDA", "AutogradCUDA"
-        stack.enter_context(fake_cuda.replaced("scaled_dot_product_attention", kinds, _attention))
+        chosen = functools.partial(_attention, capability)
+        stack.enter_context(fake_cuda.replaced("scaled_dot_product_attention", kinds, chosen))
         stack.enter_context(of_generation(capability))
         stack.enter_context(fake_cuda.autocast_on(device.type))
         yield
