@@ -286,6 +286,17 @@ def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
         predict(make_model, str(path), max_overhead=-1)
 
 
+def test_no_optimizer_by_its_name_is_none(table: Path) -> None:
+    """No row is of its step, and the line that trains by a plan gives none."""
+    options: dict[str, Any] = {"optimizer": "None", "planner": "greedy", "time_limit_s": 1}
+    found = predict(lambda: (Net(), torch.ones(1024, 32)), str(table), **options)
+    assert found.fits
+    assert "to train by a plan" in str(found)
+    assert "optimizer" not in str(found)
+    with pytest.raises(InvalidData, match="needs optimizer="):
+        predict(make_model, str(table), release_gradients=True, **options)
+
+
 def test_where_the_optimizers_step_does_not_fit_nothing_does(tmp_path: Path) -> None:
     """As the line says; the exit code of the command goes by it."""
 

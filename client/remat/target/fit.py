@@ -245,6 +245,7 @@ def predict(
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     options = SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
+    optimizer = None if optimizer is not None and optimizer.lower() == "none" else optimizer
     given = target_of(device), Parallel.of(parallel), optimizer, batch, max_overhead, planner_for(planner), options
     asked = Asked(in_dtype(make_model, dtype), *given, phase)
     with casting(autocast):
@@ -255,7 +256,7 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
     """The figures of a step, or of a pipeline's."""
     if release:
         asked.parallel.check_released()
-        if asked.optimizer in (None, "none"):
+        if asked.optimizer is None:
             raise InvalidData("release_gradients=True needs optimizer=, the name of one of torch's")
     if asked.parallel.pp > 1:
         return fit_pipeline(asked)
