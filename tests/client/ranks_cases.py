@@ -164,6 +164,20 @@ def sizes() -> dict[str, Any]:
     }
 
 
+def largest_batch() -> dict[str, Any]:
+    """A search in which the second rank's loss holds more than the first one's."""
+    beside = 2**18 if dist.get_rank() else 0
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean() + torch.zeros(beside, requires_grad=True).square().sum()
+
+    found = remat.max_batch(
+        lambda: blocks(4), lambda rows: data(0, rows), 16 * 2**20, 0.5,
+        planner="greedy", loss=loss, multiple_of=512, precision=0.1, ranks=True,
+    )  # fmt: skip
+    return {"batch": found.batch, "tries": [[tried.batch, tried.fits, tried.measured_bytes] for tried in found.tries]}
+
+
 def own_plans() -> dict[str, Any]:
     """No RankPlanner: each rank has batches of its own size, and plans of its own."""
     plain, planned = blocks(), blocks()
@@ -429,6 +443,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "later": later,
     "while_tracing": while_tracing,
     "at_once": at_once,
+    "largest_batch": largest_batch,
     "own_plans": own_plans,
     "sizes": sizes,
     "sharded_units": sharded_units,

@@ -289,6 +289,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "overlap",
         "own_plans",
         "sizes",
+        "largest_batch",
     )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
@@ -307,6 +308,14 @@ def test_ranks_agree_on_costs_that_were_not_measured(more: list[dict[str, Any]])
     for rank in more:
         large, small, between = rank["sizes"]["fitted"]
         assert large == small == 0 < between
+
+
+@pytest.mark.slow
+def test_ranks_try_the_same_batches(more: list[dict[str, Any]]) -> None:
+    """What one of them needs beyond the plan counts for all."""
+    one, other = (rank["largest_batch"] for rank in more)
+    assert one == other
+    assert [one["batch"], True] in [tried[:2] for tried in one["tries"]]
 
 
 @pytest.mark.slow

@@ -227,12 +227,14 @@ class BatchSearch:
             return ended(
                 f"the best plan costs {100 * answer.overhead:.1f} % more than plain training", answer, predicted
             )
-        measured = self._measure(planned, room, args, kwargs)
-        if measured is None:
+        found = self._measure(planned, room, args, kwargs)
+        beyond = 0 if found is None else found - (self.kept if room is None else 0) - predicted
+        told = [self.kept, found or 0, beyond, int(found is None)]
+        self.kept, measured, beyond, full = self.planner.coordinator.most(told)  # ranks then go on alike
+        if full:
             self.full = True
             return ended("the device ran out of memory", answer, predicted)
-        kept = self.kept if room is None else 0
-        self.unseen = max(self.unseen, (measured - kept - predicted) / batch)
+        self.unseen = max(self.unseen, beyond / batch)
         if measured > whole:
             over = f"the measured peak of {readable(measured)} is over the budget of {readable(whole)}"
             return ended(over, answer, predicted, measured)
@@ -291,7 +293,7 @@ class BatchSearch:
         problem, most = self._problem(graph, batch), most_overhead(self.max_overhead, graph)
         if any(within(problem, plan, most) for plan in reversed(self.plans)):
             return True
-        for ask in (quick_look, self._ask):
+        for ask in (self._look, self._ask):
             answer = ask(problem)
             if isinstance(answer.plan, Plan) and within(problem, answer.plan, most):
                 self.plans.append(answer.plan)
@@ -299,6 +301,10 @@ class BatchSearch:
             if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > most:
                 return False
         return False
+
+    def _look(self, problem: Problem) -> Answer:
+        """As `quick_look`, which is cut short by the clock: by that of the first rank."""
+        return self.planner.coordinator.answer(problem, lambda: quick_look(problem))
 
     def _ask(self, problem: Problem) -> Answer:
         self.solves += 1
@@ -337,7 +343,8 @@ class BatchSearch:
                 functional=self.asking.functional_ops,
                 collectives_again=self.asking.recompute_collectives,
             )
-            self.kept += max(0, self.device.requested_bytes() - before)
+            (left,) = self.planner.coordinator.most([self.device.requested_bytes() - before])
+            self.kept += max(0, left)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:
                     raise CaptureError(
