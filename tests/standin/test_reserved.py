@@ -28,14 +28,15 @@ from client.test_exact import callable_of, everything_again, random_plan
 from client.transferring import linked, with_transfers
 from remat.device import of
 from remat.lowering.allocator import Allocator, Settings
+from remat.planning.coordinator import Coordinator
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.profiling.room import STEPS, Room
 from remat.training.enable import backend_of
 from remat.training.job import Job
-from remat.training.memory import reserved
+from remat.training.memory import StepRoom, reserved
 from remat.training.step import TrainingStep, training_step
-from remat_ir import Offload, Plan, plain_plan, readable
+from remat_ir import Answer, Offload, Plan, Problem, plain_plan, readable
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.movable import ALL, DEVICE, MIB, subject, with_loss
@@ -139,6 +140,28 @@ def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
     assert f"{readable(planned.memory.reserved)} reserved" in str(remat.explain(by_plan))
     device.empty_cache()
     del other
+
+
+class Hearing(Coordinator):
+    """Keeps the budgets for which all ranks were to have one answer."""
+
+    def __init__(self) -> None:
+        self.budgets: list[int] = []
+
+    def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` gives."""
+        self.budgets.append(problem.budget_bytes)
+        return ask()
+
+
+def test_ranks_lower_a_budget_by_the_same_quick_plans(profiles: DiskProfiles) -> None:
+    """Each rank's own walks are cut short by its clock, and the ranks would then pose different problems."""
+    model, x, ranks = wasteful(), torch.randn(8192, 96, device=DEVICE), Hearing()
+    step = training_step(model, (x,), {}, table=profiles)
+    start = Allocator(Settings.of_process(), of(DEVICE).segments())
+    budget = CONTEXT_BYTES + reserved(step, plain_plan(step.graph), start, Job()).reserved - 60 * MIB
+    found = StepRoom(step, budget, 1.0, Job(), 0, ranks).planned(Problem(step.graph, budget))
+    assert found.budget_bytes in ranks.budgets
 
 
 def test_a_budget_below_what_others_hold_is_too_small() -> None:

@@ -73,7 +73,9 @@ class StepRoom(Room):
 
         before = problem
         for attempt in range(ATTEMPTS - 1):
-            answer = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
+            # by the first rank's clock, which may cut it short: all ranks must come to one budget
+            quick = partial(greedy_answer, problem, time_limit_s=2.0, look_s=0.0)
+            answer = self._coordinator.answer(problem, quick)
             over = self.over(partial(self.reserved, answer.plan))
             if not over:
                 return before if answer.plan is None else problem
