@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -26,7 +27,7 @@ import remat
 from client.transferring import LINK, Mover
 from remat.trainers.transformers import RematCallback
 from remat.training.enable import plans_of
-from remat_ir import Answer, Offload
+from remat_ir import Answer, InvalidData, Offload
 
 CONFIG = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=8, bos_token_id=1, eos_token_id=2)
 TOKENS = torch.randint(0, 50, (16, 8), generator=torch.Generator().manual_seed(0))
@@ -124,6 +125,25 @@ def test_plans_that_the_user_has_enabled_stay(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="enabled on this GPT2LMHeadModel already"):
         trainer(tmp_path, model, planning()).train()
     assert plans_of(model) is not None
+
+
+def test_ranks_may_be_joined_after_the_callback_is_made(tmp_path: Path) -> None:
+    """As Lightning does, in the beginning of `fit`; who has not joined them by then is told so."""
+    with pytest.raises(InvalidData, match="a planner is a URL"):
+        RematCallback("100%", planner="nobody", ranks=True)
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    callback = RematCallback("100%", planner="greedy", ranks=True)
+    with pytest.raises(RuntimeError, match="call init_process_group first"):
+        callback.begin(module, None, accumulate=1, clips=False)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        callback.begin(module, None, accumulate=1, clips=False)
+        module(torch.ones(4, 8)).sum().backward()
+        assert plans_of(module).plans
+        callback.leave()
+    finally:
+        dist.destroy_process_group()
+    assert "forward" not in vars(module)
 
 
 @pytest.mark.thorough

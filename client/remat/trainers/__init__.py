@@ -41,7 +41,8 @@ class PlannedRuns:
         self.on_progress = on_progress
         self.options = solve_options(type(self), TrainingFields, options, fields)
         self._planned: nn.Module | None = None
-        check_training(budget, self.options, planner, optimizer)
+        alone = replace(self.options, ranks=False)  # a trainer joins the ranks later
+        check_training(budget, alone, planner, optimizer)
 
     def begin(self, model: nn.Module, optimizer: Any, *, accumulate: int, clips: bool) -> None:
         """Enable plans for one run.
