@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,9 @@ from .settings import settings
 log = logging.getLogger("remat")
 
 STAGE = "torch.distributed.pipelining.stage"
+
+WORD_S = 5.0
+"""Seconds after which a rank that others wait for says that it is still at work."""
 
 
 def surrounding_pipeline() -> frozenset[int] | None:
@@ -150,7 +154,8 @@ class Ranks(Coordinator):
             RematError: the first rank got no answer; every rank hears why.
         """
         self.same(problem)
-        return checked(problem, Answer.from_json(self.share(lambda: ask().to_json())))
+        told = self.awaited(lambda: ask().to_json() if self.first else None)
+        return checked(problem, Answer.from_json(self.share(told)))
 
     def later(self, problem: Problem, ask: Callable[[], Answer]) -> RankLater:
         """The first rank's answer, on all of them at the start of the same step.
@@ -159,6 +164,17 @@ class Ranks(Coordinator):
             ask: called on the first rank only, in a thread; it must not speak with the other ranks, nor call torch.
         """
         return RankLater(self, problem, ask)
+
+    def awaited(self, make: Callable[[], T]) -> Callable[[], T]:
+        """What gives what `make` returns, or raises, once it has ended on every rank, in threads.
+
+        The ranks tell each other that they are still at work: a message that one waits for all the time would end by
+        the timeout of the group.
+        """
+        work = in_thread(make)
+        while not self.all_equal(bool(wait([work], WORD_S).done)):
+            pass
+        return work.result
 
     def all_equal(self, here: bool) -> bool:
         """Whether something holds on every rank."""

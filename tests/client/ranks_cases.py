@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from transferring import Mover
 import remat
 from remat import _compat
 from remat.distributed import RankPlanner, Ranks, planner_of
-from remat.planning.options import SolveOptions
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.quick import Better
 from remat.planning.sources import GreedyPlanner
 from remat.training.enable import backend_of, plans_of
@@ -127,6 +128,21 @@ def later() -> dict[str, Any]:
     one_fails = looked(ask, fails if rank else make)
     nobody = looked(no_answer, make)
     return {"made": made, "one fails": one_fails, "nobody": nobody, "shared": message(lambda: ranks.share(no_answer))}
+
+
+class Slow:
+    """A planner that takes longer than the ranks' messages may."""
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        time.sleep(15)
+        return GreedyPlanner().plan(problem, options)
+
+
+def long_solve() -> dict[str, Any]:
+    """A solve that takes longer than the timeout of the group under which the other rank waits."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=10))
+    graph = Graph(op_cost_ns=(4, 3), op_inputs=((), (0,)), value_op=(0, 1), value_bytes=(4, 4))
+    return {"cost": RankPlanner(Slow(), group).plan(Problem(graph, 100)).cost_ns}
 
 
 def while_tracing() -> dict[str, Any]:
@@ -441,6 +457,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "join_refused": join_refused,
     "refused": refused,
     "later": later,
+    "long_solve": long_solve,
     "while_tracing": while_tracing,
     "at_once": at_once,
     "largest_batch": largest_batch,

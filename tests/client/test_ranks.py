@@ -290,6 +290,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "own_plans",
         "sizes",
         "largest_batch",
+        "long_solve",
     )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
@@ -316,6 +317,12 @@ def test_ranks_try_the_same_batches(more: list[dict[str, Any]]) -> None:
     one, other = (rank["largest_batch"] for rank in more)
     assert one == other
     assert [one["batch"], True] in [tried[:2] for tried in one["tries"]]
+
+
+@pytest.mark.slow
+def test_a_solve_may_take_longer_than_a_message(more: list[dict[str, Any]]) -> None:
+    """The first rank says that it is still at work, and the others wait on."""
+    assert [rank["long_solve"]["cost"] for rank in more] == [7, 7]
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ class SharedBudget:
         log.info("the budget is divided: %s", self.division)
 
     def _ask(self, chosen: Mapping[Stack, Point], better: Future[list[tuple[str, Point]]]) -> None:
-        """Ask the planner, in a thread unless it is waited for, for what was picked: once for equal graphs."""
+        """Ask the planner, in a thread unless it alone is waited for, for what was picked: once for equal graphs."""
         planner = self._planner.here().asked
         of = self.watching.of
         picks = {(of[stack].digest, point): of[stack].priced for stack, point in chosen.items()}
@@ -291,7 +291,7 @@ class SharedBudget:
                 log.warning("no better plan came, training goes on by greedy ones: %s", error)
             better.set_result(found)
 
-        if self._asking.wait:
+        if self._asking.wait and not self._ranks.in_step:
             ask()
         else:
             threading.Thread(target=ask, name="remat-planner", daemon=True).start()
@@ -299,7 +299,7 @@ class SharedBudget:
     def _take_better(self) -> None:
         """Divide again among what the planner has made of what was picked."""
         assert self._better is not None
-        for digest, point in self._better.result():
+        for digest, point in self._ranks.awaited(self._better.result)():
             self._curves[digest].append(point)
         self._better = None
         rows, allowed, fixed = self._divided

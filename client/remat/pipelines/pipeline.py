@@ -319,7 +319,7 @@ class Search:
                 if found is not None:
                     self.points[index].append(found)
 
-        self.ranks.gather(ask)  # a rank whose planner fails would leave the others waiting for its choice
+        self.ranks.gather(self.ranks.awaited(ask))  # one whose planner fails would leave the others waiting
         return self._chosen(places, allowed)
 
     def _chosen(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:

@@ -98,6 +98,14 @@ class Coordinator:
 
         return in_thread(work)
 
+    def awaited(self, make: Callable[[], T]) -> Callable[[], T]:
+        """What gives what `make` returns, or raises, once it has ended in every process, however long that takes.
+
+        Args:
+            make: it must not speak with the other processes, nor call torch: it may be called in a thread.
+        """
+        return make
+
     def share(self, make: Callable[[], T]) -> T:
         """What `make` returns in one process, in all of them, as JSON has it: tuples become lists.
 
