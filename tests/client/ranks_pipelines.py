@@ -214,6 +214,12 @@ def refused() -> dict[str, Any]:
     stages[0].dw_builder = lambda: lambda: None
     found["dw_builder"] = ask()
     stages[0].dw_builder = None
+    found["one_optimizer"] = ask(optimizer=object() if dist.get_rank() else None)
+    stages[0].dw_builder = (lambda: lambda: None) if dist.get_rank() else None
+    found["one_builder"] = ask()
+    found["left"] += [stage.dw_builder is None and "forward" not in stage.submod.__dict__ for stage in stages[1:]]
+    found["left"].append("forward" not in stages[0].submod.__dict__)
+    stages[0].dw_builder = None
     capture = stages[0].submod[0].register_forward_hook(lambda *_: print(end="") if dist.get_rank() else None)
     found["captured"] = ask()
     capture.remove()

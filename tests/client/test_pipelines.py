@@ -339,13 +339,15 @@ def test_the_earlier_stage_computes_more_again(more: list[dict[str, Any]]) -> No
         ("stages", "InvalidData: stages are torch.distributed.pipelining.PipelineStage, not Sequential"),
         ("others", "InvalidData: this rank runs the stages "),
         ("dw_builder", "has a dw_builder of its own"),
+        ("one_optimizer", "optimizer must be a torch.optim.Optimizer or None"),
+        ("one_builder", "has a dw_builder of its own"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_said_on_every_rank(piped: list[dict[str, Any]], name: str, said: str) -> None:
     """And leaves the stages as they were."""
     for rank in piped:
         assert said in rank["pipelines_refused"][name], rank["pipelines_refused"][name]
-        assert rank["pipelines_refused"]["left"] == [True, True]
+        assert rank["pipelines_refused"]["left"] == [True] * 4
 
 
 def test_a_link_is_refused_before_anything_is_captured() -> None:
@@ -354,8 +356,13 @@ def test_a_link_is_refused_before_anything_is_captured() -> None:
 
 
 @pytest.mark.thorough
-def test_a_stage_that_cannot_be_captured_is_told_on_every_rank(piped: list[dict[str, Any]]) -> None:
-    """Here one of the second rank's, in the middle of a schedule that the first rank ends."""
-    one, other = (rank["pipelines_refused"]["captured"] for rank in piped)
-    assert one.startswith("RematError: rank 1 failed: ")
-    assert other.startswith("CaptureError: ")
+def test_what_one_rank_refuses_is_told_on_every_rank(piped: list[dict[str, Any]]) -> None:
+    """Here a stage of the second one, in the middle of a schedule that the first one ends; its optimizer; a builder."""
+    for name, said in (
+        ("captured", "CaptureError: "),
+        ("one_optimizer", "InvalidData: "),
+        ("one_builder", "InvalidData: "),
+    ):
+        one, other = (rank["pipelines_refused"][name] for rank in piped)
+        assert one.startswith("RematError: rank 1 failed: ")
+        assert other.startswith(said)

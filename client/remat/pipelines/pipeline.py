@@ -422,16 +422,24 @@ def optimize_pipeline(
     own = _stages(stages)
     if not dist.is_initialized():
         raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
-    job = Job(optimizer, ema)
-    args, kwargs = example_call(example_args, example_kwargs)
-    search = Search(own, schedule, planner_of(planner, asking), asking, job, Ranks(own[0].group))
+    ranks = Ranks(own[0].group)
+    begun: list[tuple[Search, tuple[Any, ...], Mapping[str, Any]]] = []
+
+    def begin() -> None:
+        args, kwargs = example_call(example_args, example_kwargs)
+        job = Job(optimizer, ema)
+        begun.append((Search(own, schedule, planner_of(planner, asking), asking, job, ranks), args, kwargs))
+
     try:
+        ranks.gather(begin)  # a rank that refuses by itself would leave the others in the schedule
+        ((search, args, kwargs),) = begun
         with undisturbed(search.model):
             plans = search.run(lambda: schedule.step(*args, **kwargs), budget, (args, kwargs))
     except BaseException:
-        search.undo()
+        for search, *_ in begun:
+            search.undo()
         raise
-    warn_of_update(job, plans.update_peak_bytes, plans.budget_bytes)
+    warn_of_update(search.job, plans.update_peak_bytes, plans.budget_bytes)
     return plans
 
 
