@@ -17,6 +17,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import remat
+from remat.distributed import RankPlanner
 from remat.pipelines.pipeline import PipelinePlans
 from remat.pipelines.schedule import actions_of, named
 from remat.planning.budget import Budget
@@ -205,6 +206,7 @@ def refused() -> dict[str, Any]:
     found = {
         "small": ask(budget=remat.ActivationBytes(1000 if dist.get_rank() else "1GiB")),
         "planner": ask(ranks=True),
+        "rank_planner": ask(planner=RankPlanner("greedy")),
         "away": ask(planner=AwayFromOne(), strict=True),
         "budget": ask(budget=remat.UnitBytes(1, 1)),
         "stages": ask(stages=[stage.submod for stage in stages]),

@@ -335,6 +335,7 @@ def test_the_earlier_stage_computes_more_again(more: list[dict[str, Any]]) -> No
         ("small", "BudgetTooSmall: no choice of plans fits the budget of rank 1; "),
         ("away", "nobody answers there"),
         ("planner", "InvalidData: each rank of a pipeline runs stages of its own, and plans them by itself: "),
+        ("rank_planner", "InvalidData: each rank of a pipeline runs stages of its own, and plans them by itself: "),
         ("budget", "InvalidData: the budget of a rank is bytes or a share"),
         ("stages", "InvalidData: stages are torch.distributed.pipelining.PipelineStage, not Sequential"),
         ("others", "InvalidData: this rank runs the stages "),

@@ -28,7 +28,7 @@ from ..compile.plans import Point, curve, point_of, solved
 from ..compile.shared import allowed_bytes
 from ..device import storage_bytes
 from ..device_flags import out_of_memory
-from ..distributed import Ranks, planner_of
+from ..distributed import RankPlanner, Ranks, planner_of
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.coordinator import Coordinator
@@ -417,8 +417,11 @@ def optimize_pipeline(
     budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
-    if asking.ranks is not False:
-        raise InvalidData("each rank of a pipeline runs stages of its own, and plans them by itself: leave ranks= out")
+    if asking.ranks is not False or isinstance(planner, RankPlanner):
+        raise InvalidData(
+            "each rank of a pipeline runs stages of its own, and plans them by itself: leave ranks= out, and give no "
+            "RankPlanner"
+        )
     own = _stages(stages)
     if not dist.is_initialized():
         raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
