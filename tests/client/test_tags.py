@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
+import torch.distributed as dist
 from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.fx_passes import memory_estimator
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
@@ -214,6 +216,18 @@ def test_two_budgets_against_one_warm_cache_under_inductor() -> None:
     for tags in found[:2]:
         assert tags.peaks[0] == tags.tagged[0].peak_bytes
     assert found[0].uuid() == found[2].uuid() != found[1].uuid()
+
+
+def test_ranks_that_plan_together_take_nothing_from_an_earlier_job() -> None:
+    """Where one rank has its code in a cache and another has not, this one would wait for the other."""
+    alone = [TagPartitioner("70%", planner="greedy").uuid() for _ in range(2)]
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        together = [TagPartitioner("70%", planner="greedy", ranks=True).uuid() for _ in range(2)]
+    finally:
+        dist.destroy_process_group()
+    assert alone[0] == alone[1]
+    assert len({alone[0], *together}) == 3
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Unpack
+from uuid import uuid4
 
 from torch import fx
 
@@ -50,7 +51,9 @@ class _Tags:
         self._planner = planner_of(planner, self._asking)
         # an object's address would be another one in each process; any planner keeps to the budget
         named = planner if planner is None or isinstance(planner, str) else type(planner).__qualname__
-        self.key = json.dumps((version("remat"), repr(self._budget), named, repr(self._asking)))
+        # ranks must plan in step: one that found code in a cache would leave those without it waiting
+        own = uuid4().hex if self._planner.coordinator.in_step else None
+        self.key = json.dumps((version("remat"), repr(self._budget), named, repr(self._asking), own))
         self.tagged: list[Tagged] = []
         self.peaks: list[int] = []
         self._frame: int | None = None
@@ -133,7 +136,8 @@ class TagPartitioner(_Tags, torch_tags.Partitioner):
 
     The graph is the one that Inductor has decomposed, and the plan is made for its kernels as they are: Inductor fuses
     them afterwards, so that a step mostly needs less than planned. `uuid()` has the budget, the options and the
-    version, so that caches of compiled code tell two budgets apart.
+    version, so that caches of compiled code tell two budgets apart. With `ranks=` it is another one in each job: a
+    rank that found its code in a cache would leave the others waiting.
 
     Args:
         budget, planner, options, fields: as for `TagPass`.
