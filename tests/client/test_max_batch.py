@@ -104,6 +104,17 @@ def test_what_the_plan_does_not_see_is_measured_and_left_room_for() -> None:
     assert not found.tries[0].fits
     assert "measured peak" in found.tries[0].why
     assert found.measured_bytes <= budget
+    with pytest.raises(NothingFound, match="none of the 1 batches that were tried .* give a larger most_tries: at a"):
+        remat.max_batch(
+            without_loss,
+            lambda b: numbers(b, 128),
+            budget,
+            0.5,
+            planner="greedy",
+            loss=outside,
+            multiple_of=8,
+            most_tries=1,
+        )
 
 
 @pytest.mark.slow

@@ -431,7 +431,7 @@ def max_batch(
 
     Raises:
         CaptureError: the training step cannot be captured, or is another program at another batch.
-        BudgetTooSmall, NothingFound: not even the smallest batch trains; the message says why.
+        BudgetTooSmall, NothingFound: not even the smallest batch trains, or none of `most_tries`; the message says why.
         InvalidData: arguments that cannot be meant, such as a budget that is a share of what the batch needs.
     """
     asking = solve_options(max_batch, StepFields, options, fields, default=EACH)
@@ -448,7 +448,7 @@ def max_batch(
     search.profile_two()
     tries, best = _tried(search, limit // multiple_of + 1, most_tries, on_try)
     if best is None:
-        raise _nothing(search, tries[-1])
+        raise _nothing(search, tries)
     found, answer = best
     assert found.overhead is not None
     assert found.predicted_bytes is not None
@@ -517,11 +517,15 @@ def _tried(
     return tries, best
 
 
-def _nothing(search: BatchSearch, tried: Try) -> Exception:
-    """Why not even the smallest batch trains; that no plan fits there is raised."""
-    message = f"no batch trains within the budget: at a batch of {tried.batch}, {tried.why}"
+def _nothing(search: BatchSearch, tries: Sequence[Try]) -> Exception:
+    """Why no batch was seen to train; that no plan fits the smallest one is raised."""
+    tried = tries[-1]
+    message = "no batch trains within the budget"
+    if tried.batch > search.unit:
+        message = f"none of the {len(tries)} batches that were tried trains within the budget; give a larger most_tries"
+    message += f": at a batch of {tried.batch}, {tried.why}"
     if search.last is None:
         return torch.OutOfMemoryError(message)
-    if search.last.status is Status.INFEASIBLE:
+    if search.last.status is Status.INFEASIBLE and tried.batch == search.unit:
         plan_or_raise(search.last)
     return NothingFound(message, search.last)
