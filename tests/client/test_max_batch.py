@@ -104,7 +104,7 @@ def test_what_the_plan_does_not_see_is_measured_and_left_room_for() -> None:
     assert not found.tries[0].fits
     assert "measured peak" in found.tries[0].why
     assert found.measured_bytes <= budget
-    with pytest.raises(NothingFound, match="none of the 1 batches that were tried .* give a larger most_tries: at a"):
+    with pytest.raises(NothingFound, match="give a larger most_tries: at a batch of"):
         remat.max_batch(
             without_loss,
             lambda b: numbers(b, 128),
