@@ -242,8 +242,8 @@ def test_a_block_that_runs_twice_and_one_that_never_runs_share_as_well() -> None
     assert equal(gradients(model), gradients(plain))
 
 
-def test_a_copy_shares_the_budget_and_a_plan_file_has_all_of_it(tmp_path: Path) -> None:
-    """The calls of a copy are of the same step; a job that starts from the file divides nothing anew."""
+def test_a_plan_file_has_all_of_a_shared_budget(tmp_path: Path) -> None:
+    """A job that starts from the file divides nothing anew."""
     model, x = Model(2), numbers(256, 32)
     found = divided(model.blocks, lambda: model(x).backward(), remat.Fraction(0.6), planner="greedy")
     remat.save_plans(model.blocks[0], tmp_path / "plan.json")
@@ -254,9 +254,22 @@ def test_a_copy_shares_the_budget_and_a_plan_file_has_all_of_it(tmp_path: Path) 
         again(x).backward()
     division = backend_of(again.blocks[1]).division
     assert division.overhead == pytest.approx(found.overhead, abs=0.05)
+
+
+def test_copies_of_blocks_share_a_budget_of_their_own() -> None:
+    """Such as those of an EMA: what the blocks of the original share counts no parameter of a copy."""
+    model, x = Model(2), numbers(256, 32)
+    divided(model.blocks, lambda: model(x).backward(), remat.Fraction(0.6), planner="greedy")
     copied = copy.deepcopy(model)
-    copied(x).backward()
-    assert backend_of(copied.blocks[0]).shared is backend_of(model.blocks[0]).shared
+    one, other = backend_of(model.blocks[0]).shared, backend_of(copied.blocks[0]).shared
+    assert other is not one
+    assert backend_of(copied.blocks[1]).shared is other
+    assert [set(shared.backends) for shared in (one, other)] == [set(model.blocks), set(copied.blocks)]
+    assert (other.several, other.division) == (True, None)
+    for _ in range(5):
+        copied.zero_grad()
+        copied(x).backward()
+    assert backend_of(copied.blocks[1]).division is not None
 
 
 class Runs(PlannedRuns):

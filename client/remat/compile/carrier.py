@@ -201,7 +201,8 @@ class Carrier(Generic[B, S]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carrier[B, S]:
         model = copy.deepcopy(self.model, memo)
-        made = Carrier(model, copy.deepcopy(self.before, memo), self._make_backend, self._make_stages)
+        make_backend = copy.deepcopy(self._make_backend, memo)  # with a budget of their own for several modules
+        made = Carrier(model, copy.deepcopy(self.before, memo), make_backend, self._make_stages)
         if self.stages is not None and self._make_stages is not None:
             made.stages = self._make_stages(model)
         return made

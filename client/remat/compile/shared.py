@@ -88,6 +88,13 @@ class SharedBudget:
         self._said = False
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedBudget:
+        """The same budget once more, undivided, for copies of the modules that share this one."""
+        made = SharedBudget(self.budget, self._planner, self._asking)
+        if self.several:
+            made.share()
+        return made
+
     def share(self) -> None:
         """From now on the budget is one of several calls, where they may share it."""
         if self.several:

@@ -80,6 +80,10 @@ class Planning:
     file: PinnedPlanner | None = None
     on_progress: OnProgress | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Planning:
+        """Itself: a copy of a module is planned as the module is, by the same planner and within the same job."""
+        return self
+
     @property
     def _divided(self) -> tuple[Budget, SolveOptions]:
         """What the calls of a step share, and the options that go with it."""
