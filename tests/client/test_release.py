@@ -21,6 +21,7 @@ from remat import _compat
 from remat.capture import backward
 from remat.capture.operations import Kind
 from remat.profiling.measure import peak_memory
+from remat.training.backward import MOST_WAITED_S
 from remat.training.enable import plans_of
 from remat_ir import InvalidData, InvalidPlan, Problem, plan_of, verify
 from tiers import first
@@ -537,3 +538,30 @@ def test_a_backward_pass_of_another_thread_begins_after_one_that_gives_gradients
     for parameter, total in totals.items():
         assert parameter.grad is None
         assert torch.allclose(total, expected[parameter], rtol=1e-4, atol=1e-4)
+
+
+def test_a_backward_pass_that_raised_keeps_no_other_thread_waiting() -> None:
+    """Although the thread that ran it lives on."""
+    model, x, taken = Net(layers=2), numbers(64, WIDTH), list[torch.Tensor]()
+    fails = threading.Event()
+
+    def take(parameter: torch.Tensor) -> None:
+        if fails.is_set():
+            raise ArithmeticError
+        taken.append(parameter)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(take)
+    remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", self_check=False)
+    fails.set()
+    with pytest.raises(ArithmeticError):
+        model(x).backward()
+    assert delivered(model)[-1] > 0
+    fails.clear()
+    model.zero_grad()
+    other = threading.Thread(target=lambda: model(x).backward(), daemon=True)
+    other.start()
+    other.join(MOST_WAITED_S / 2)
+    assert not other.is_alive()
+    assert len(taken) == len(list(model.parameters()))

@@ -5,6 +5,7 @@ For gradients that are released in the backward pass (`remat.training`), and for
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,9 +52,23 @@ def gives_all_gradients() -> bool:
     return bool(torch.autograd._is_checkpoint_valid())  # type: ignore[no-untyped-call]
 
 
+class _Held:
+    """Held by a backward pass alone: it goes when that has ended, by an exception too."""
+
+
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call something when the backward pass that runs has ended, its accumulation of gradients included."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    """Call something once when the backward pass that runs has ended, its accumulation of gradients included.
+
+    Where it has raised, autograd drops its callbacks uncalled: this one is then called as it goes.
+    """
+    held = _Held()
+    ended = weakref.finalize(held, call)
+    ended.atexit = False
+
+    def callback(_: _Held = held) -> None:
+        ended()
+
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

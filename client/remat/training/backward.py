@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -40,7 +41,7 @@ IN_PART = (
 )
 
 MOST_WAITED_S = 60.0
-"""For a pass of another thread; longer, and it has ended by an exception."""
+"""For a pass of another thread."""
 
 
 class _Pass(threading.local):
@@ -111,7 +112,7 @@ class Delivery:
             mine.delivers = not whole and all(map(will_accumulate, parameters))
             delivers = mine.delivers or self._running.get(thread) == (task, True)  # several planned calls in one pass
             self._running[thread] = task, delivers
-        when_backward_ends(lambda: self._ended(thread))
+        when_backward_ends(partial(self._ended, thread, task))
         if not mine.delivers:
             mine.whole_task = task
         elif not all(accumulate_by_hand(parameter, IN_PART) for parameter in parameters):
@@ -121,9 +122,10 @@ class Delivery:
         """For each backward pass of another thread: whether it gives gradients itself."""
         return [gives for other, (_, gives) in self._running.items() if other is not thread and other.is_alive()]
 
-    def _ended(self, thread: threading.Thread) -> None:
+    def _ended(self, thread: threading.Thread, task: int) -> None:
         with self._changed:
-            self._running.pop(thread, None)
+            if self._running.get(thread, (-1, False))[0] == task:
+                del self._running[thread]
             self._changed.notify_all()
 
     @torch.no_grad()
