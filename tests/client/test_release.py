@@ -540,10 +540,9 @@ def test_a_backward_pass_of_another_thread_begins_after_one_that_gives_gradients
         assert torch.allclose(total, expected[parameter], rtol=1e-4, atol=1e-4)
 
 
-def test_a_backward_pass_that_raised_keeps_no_other_thread_waiting() -> None:
-    """Although the thread that ran it lives on."""
-    model, x, taken = Net(layers=2), numbers(64, WIDTH), list[torch.Tensor]()
-    fails = threading.Event()
+def failed_once() -> tuple[Net, torch.Tensor, list[torch.Tensor]]:
+    """A planned model whose backward pass has raised in its first hook, the loss, and what later hooks take."""
+    model, taken, fails = Net(layers=2), list[torch.Tensor](), threading.Event()
 
     def take(parameter: torch.Tensor) -> None:
         if fails.is_set():
@@ -555,13 +554,35 @@ def test_a_backward_pass_that_raised_keeps_no_other_thread_waiting() -> None:
         parameter.register_post_accumulate_grad_hook(take)
     remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", self_check=False)
     fails.set()
+    loss = model(numbers(64, WIDTH))
     with pytest.raises(ArithmeticError):
-        model(x).backward()
+        loss.backward()
     assert delivered(model)[-1] > 0
     fails.clear()
     model.zero_grad()
+    return model, loss, taken
+
+
+def test_a_backward_pass_that_raised_keeps_no_other_thread_waiting() -> None:
+    """Although the thread that ran it lives on."""
+    model, loss, taken = failed_once()
+    del loss
+    x = numbers(64, WIDTH)
     other = threading.Thread(target=lambda: model(x).backward(), daemon=True)
     other.start()
     other.join(MOST_WAITED_S / 2)
     assert not other.is_alive()
     assert len(taken) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_after_a_backward_pass_that_raised_the_next_one_gives_all_gradients(planned: bool) -> None:
+    """By a plan or without one, while the loss is still there, and with it what autograd keeps of the parameters."""
+    model, loss, taken = failed_once()
+    if not planned:
+        remat.disable(model)
+    for step in (1, 2):
+        model(numbers(64, WIDTH)).backward()
+        assert len(taken) == step * len(list(model.parameters()))
+    assert loss.grad_fn is not None
+    assert all(parameter.grad is None for parameter in model.parameters())

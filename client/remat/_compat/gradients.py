@@ -111,15 +111,18 @@ def will_accumulate(parameter: torch.Tensor) -> bool:
         return False
 
 
-def accumulate_by_hand(parameter: torch.Tensor, error: str) -> bool:
-    """Let autograd leave a parameter's gradient and hooks alone in the backward pass that runs; False: it does already.
+def accumulate_by_hand(parameter: torch.Tensor, error: str) -> Callable[[], None] | None:
+    """Let autograd leave a parameter's gradient and hooks alone in the backward pass that runs; None: it does already.
 
     Where something else of the same loss gives it a part of the gradient after all, a RuntimeError says so.
+
+    Returns:
+        What undoes it, to be called when the pass has ended: one that raises may not come to the parameter.
     """
     node, task = torch.autograd.graph.get_gradient_edge(parameter).node, backward_task()
     notes: Any = node.metadata  # a dict, which torch's stub calls a method
     if notes.get(_BY_HAND) == task:
-        return False
+        return None
     notes[_BY_HAND] = task
     hooks, aside = parameter._post_accumulate_grad_hooks, dict[Any, Any]()
 
@@ -133,8 +136,9 @@ def accumulate_by_hand(parameter: torch.Tensor, error: str) -> bool:
     def after(*_: Any) -> None:
         if hooks is not None:
             hooks.update(aside)
+            aside.clear()
         for handle in handles:
             handle.remove()
 
     handles = node.register_prehook(before), node.register_hook(after)
-    return True
+    return after

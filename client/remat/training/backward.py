@@ -112,17 +112,24 @@ class Delivery:
             mine.delivers = not whole and all(map(will_accumulate, parameters))
             delivers = mine.delivers or self._running.get(thread) == (task, True)  # several planned calls in one pass
             self._running[thread] = task, delivers
-        when_backward_ends(partial(self._ended, thread, task))
+        by_hand: list[Callable[[], None]] = []
+        when_backward_ends(partial(self._ended, thread, task, by_hand))
         if not mine.delivers:
             mine.whole_task = task
-        elif not all(accumulate_by_hand(parameter, IN_PART) for parameter in parameters):
-            raise RuntimeError(IN_PART)
+            return
+        for parameter in parameters:
+            undo = accumulate_by_hand(parameter, IN_PART)
+            if undo is None:
+                raise RuntimeError(IN_PART)
+            by_hand.append(undo)
 
     def _others(self, thread: threading.Thread) -> list[bool]:
         """For each backward pass of another thread: whether it gives gradients itself."""
         return [gives for other, (_, gives) in self._running.items() if other is not thread and other.is_alive()]
 
-    def _ended(self, thread: threading.Thread, task: int) -> None:
+    def _ended(self, thread: threading.Thread, task: int, by_hand: Sequence[Callable[[], None]]) -> None:
+        for undo in by_hand:
+            undo()
         with self._changed:
             if self._running.get(thread, (-1, False))[0] == task:
                 del self._running[thread]
