@@ -150,6 +150,42 @@ def test_gradients_released_in_a_forward_that_breaks_share_the_budget() -> None:
     assert 0.98 * found.predicted_bytes <= measured <= found.predicted_bytes
 
 
+def is_recorded() -> bool:
+    """Whether a profiler is at work in this thread."""
+    return bool(torch.autograd._profiler_enabled())
+
+
+def test_no_recording_goes_on_through_evaluation_or_after_the_last_step() -> None:
+    """It would note all that runs, where a profiler of the caller's may begin; the budget is divided all the same."""
+    model, x = Broken(), torch.randn(256, 128)
+    remat.enable(model, budget="60%", planner="greedy")
+    for _ in range(5):
+        model.zero_grad()
+        model(x).backward()
+        with torch.no_grad():
+            model(x)
+        assert not is_recorded()
+    division = model.forward.backend.division
+    assert (division.calls, division.overhead > 0) == (3, True)
+    for batch in (torch.randn(32, 128), x, x):  # one of a new size, for which steps are watched again
+        model(batch).backward()
+    assert is_recorded()
+    remat.disable(model)
+    assert not is_recorded()
+
+
+@pytest.mark.thorough
+def test_a_step_with_a_call_without_gradients_is_watched_to_its_end() -> None:
+    """Its first call has an input that was computed: of two steps in a row the first does not count."""
+    before, x, behind = nn.Linear(64, 64), torch.randn(64, 64), backend("100%")
+    runs = [torch.compile(stretch(1), backend=behind, dynamic=False) for _ in range(2)]
+    for _ in range(16):
+        with torch.no_grad():
+            runs[0](x)
+        runs[1](runs[0](before(x))).square().mean().backward()
+    assert behind.division is not None
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("loop", [dcgan, gradient_midway, retained, in_flight])
 def test_a_loop_with_several_calls_outstanding_stays_inside_the_budget(loop: Loop) -> None:

@@ -114,7 +114,10 @@ class Carrier(Generic[B, S]):
                 f"this {type(self.model).__name__} is a shallow copy of the one that remat.enable was called for, and "
                 "would run by that one's attributes: call remat.disable on the copy, or use copy.deepcopy"
             )
-        if not torch.is_grad_enabled() or plans_are_off():
+        if not torch.is_grad_enabled():
+            self.backend.shared.rest()
+            return self.own()(*args, **kwargs)
+        if plans_are_off():
             return self.own()(*args, **kwargs)
         if _compat.inside_transform():
             return self._noted(self.own()(*args, **kwargs), "it is inside a transform of torch.func")
@@ -190,7 +193,9 @@ class Carrier(Generic[B, S]):
         refuse_flattened(self.model)
         self._logging = logging_functions(self.model)
         self._classes = tuple({type(part) for part in self.model.modules()})
-        self.backend = self._make_backend(self.model)
+        before, self.backend = self.backend.shared, self._make_backend(self.model)
+        if self.backend.shared is not before:
+            before.watching.end()
         split = any(here(p) is not p for p in self.model.parameters())  # Dynamo traces no DTensor of symbolic sizes
         dynamic = False if split else None
         return compiled(self.own(), self.backend, fullgraph=self._make_stages is not None, dynamic=dynamic)

@@ -138,6 +138,11 @@ class SharedBudget:
                 if self._ranks.most([new or over > 0]) == [1]:
                     self._divide(over)
 
+    def rest(self) -> None:
+        """A call without gradients: between two steps no recording goes on."""
+        if self.several:
+            self.watching.rest()
+
     def _over(self) -> int:
         """By how many bytes what the watched steps reserved is over the budget: that of later divisions is lowered."""
         if self._reserve is None or self.division is None:

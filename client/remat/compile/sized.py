@@ -291,6 +291,8 @@ class SizedGraph:
                     found.take_over()
                 if is_ahead():
                     raise PlannedAhead(found, self.draws)
+        else:
+            shared.rest()
         if found is None:
             return self._counted.results(inputs, self._module(*inputs))
         self._backend.calls += 1

@@ -13,7 +13,7 @@ import torch
 
 from .. import _compat
 from ..capture.dataflow import tensors
-from ..device import Accelerator, Watch, capturing, of
+from ..device import Accelerator, Interval, Watch, capturing, of
 from ..planning.coordinator import Coordinator
 from ..planning.division import Pass, Row, Stack
 from ..planning.planner import CoordinatedPlanner
@@ -30,6 +30,9 @@ MOST_IN_A_ROW = 12
 
 MOST_POSTPONED = 6
 """Steps that begin with calls outstanding, after which one of them is watched all the same."""
+
+MOST_CUT_SHORT = 4
+"""Watches that end at a call without gradients before a step of theirs has counted; later ones go on through it."""
 
 MOST_STACKS = 1024
 """Calls, told apart by what is outstanding below them, that are looked at."""
@@ -79,6 +82,7 @@ class _Session:
         accelerated: whether the allocator's count is that of an accelerator.
         lost: whether something was not seen.
         ended: whether another watch has ended this one.
+        seen: what was seen, once it has come to its end; None: it goes on.
     """
 
     watch: Watch
@@ -89,6 +93,18 @@ class _Session:
     running: Call | None = None
     lost: bool = False
     ended: bool = False
+    seen: Sequence[Interval] | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether this thread is the one that it watches."""
+        return self.thread is threading.current_thread()
+
+    def stop(self) -> Sequence[Interval]:
+        """Watch no more; what was seen. Of another thread the watch stays open, and nothing is known."""
+        if self.seen is None:
+            self.seen = self.watch.stop() if self.here and not self.ended else []
+        return self.seen
 
     def cut(self, kind: Pass, call: Call | None, held: Iterable[Call]) -> None:
         """What has been since the last cut was this."""
@@ -147,7 +163,7 @@ class Watching:
         self.of: dict[Stack, PlannedSizes] = {}
         self._seen: set[Stack] = set()
         self._session: _Session | None = None
-        self._watched = self._postponed = 0
+        self._watched = self._postponed = self._cut_short = 0
         self._fixed: dict[int, int] = {}
 
     @property
@@ -161,7 +177,7 @@ class Watching:
 
     def compiling(self) -> None:
         """Something is compiled in this step."""
-        if self._session is not None:
+        if self._session is not None and self._session.seen is None:
             self._session.steps[-1].counts = False
 
     def note(self, stack: Stack) -> None:
@@ -173,7 +189,7 @@ class Watching:
     def forward(self, call: Call, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Run a call."""
         session = self._session
-        if session is None or session.lost or session.thread is not threading.current_thread():
+        if session is None or session.lost or session.seen is not None or not session.here:
             return function(*inputs)
         first = not session.accelerated and len(session.steps) == 1 and not session.steps[0].moments
         if first and any(t.grad_fn is not None for t in tensors(inputs)):
@@ -201,8 +217,8 @@ class Watching:
         enough, goes_on = True, False
         if session is not None:
             enough = bool(session.quiet()) and (self._seen <= session.stacks() or session.repeats())
-            here = session.thread is threading.current_thread()
-            goes_on = here and not session.lost and len(session.steps) < MOST_IN_A_ROW
+            goes_on = session.here and not session.lost and session.seen is None
+            goes_on &= len(session.steps) < MOST_IN_A_ROW
         come, may_open, enough, goes_on = map(bool, self._ranks.least([come, may_open, enough, goes_on]))
         if come:
             take()
@@ -216,6 +232,29 @@ class Watching:
             return self._close(session, known())
         session.steps.append(_Step())
         return None
+
+    def rest(self) -> None:
+        """A call without gradients: where it lies between two steps, such as in evaluation, a CPU's recording ends.
+
+        That notes all that its thread runs, and lets no profiler of the caller's begin.
+        """
+        session = self._session
+        if session is None or session.accelerated or session.seen is not None or not session.here:
+            return
+        if not self.calls.passed or self.calls.outstanding() or _compat.backward_task() != -1:
+            return
+        if not session.lost and not session.quiet():
+            if self._cut_short == MOST_CUT_SHORT:  # it would end before each step that counts
+                return
+            self._cut_short += 1
+        session.stop()
+
+    def end(self) -> None:
+        """One of the modules is planned no more, or anew: what is watched now says nothing."""
+        session = self._session
+        if session is not None and not session.accelerated and session.here:
+            session.lost = True
+            session.stop()
 
     def _open(self) -> None:
         gc.collect()
@@ -237,8 +276,7 @@ class Watching:
         self._session = None
         device = of(self.device)
         self.reserved_bytes = device.memory().reserved if isinstance(device, Accelerator) else 0
-        here = session.thread is threading.current_thread()  # otherwise its watch is another thread's
-        seen = session.watch.stop() if here and not session.ended else []
+        seen = session.stop()
         if self._ranks.least([bool(seen and session.quiet() and not session.lost)]) != [1]:
             return None
         self.wanted = False
@@ -264,11 +302,11 @@ class Watching:
         self.rows[key] = Row(*key, rest if before is None else max(rest, before.rest_bytes))
 
     def _before_backward(self, call: Call) -> None:
-        if self._session is not None:
+        if self._session is not None and self._session.seen is None:
             self._pass_begins(self._session, call)
 
     def _after_backward(self, call: Call) -> None:
-        if self._session is not None:
+        if self._session is not None and self._session.seen is None:
             self._pass_ends(self._session, "backward", call)
 
     def _pass_begins(self, session: _Session, call: Call) -> None:
@@ -287,7 +325,7 @@ class Watching:
 
     def _elsewhere(self, session: _Session) -> bool:
         """Whether this thread is not the one of a session that sees one thread alone."""
-        return self.device.type == "cpu" and session.thread is not threading.current_thread()
+        return self.device.type == "cpu" and not session.here
 
     def _note_fixed(self, inputs: Sequence[object]) -> None:
         if not self._fixed.get(-1):

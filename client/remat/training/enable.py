@@ -237,6 +237,7 @@ def disable(model: M) -> M:
         del model.__dict__["forward"]
         if forward.before is not None:
             model.__dict__["forward"] = forward.before
+        forward.backend.shared.watching.end()
         forward.undo()
     return model
 
