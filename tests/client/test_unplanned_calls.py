@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import threading
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 import remat
+from client.comparing import equal, gradients
+from remat.errors import CaptureError
 from remat.planning import quick
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
@@ -78,6 +81,39 @@ def test_a_graph_that_does_not_run_as_it_was_traced_is_no_planned_call(caplog: p
     assert found.calls == (0, 2)
     assert (found.plans, found.unplanned, found.plan_for((X,))) == ((), 1, None)
     assert caplog.text.count("runs without a plan") == 1
+
+
+class Parted(nn.Module):
+    """Two graphs of Dynamo's, of which the second does not run as it was traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), Turning()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.last(x)
+
+
+@pytest.mark.parametrize("make", [Turning, Parted])
+def test_a_graph_that_does_not_run_is_given_up_where_nothing_measures_it(
+    make: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the check of first steps, and in a step of several graphs, which share a budget."""
+    torch.manual_seed(0)
+    model = make()
+    plain = copy.deepcopy(model)
+    remat.enable(model, budget="100%", planner="greedy", self_check=False)
+    for _ in range(2):
+        for each in (model, plain):
+            each(X).backward()
+    assert equal(gradients(model), gradients(plain))
+    assert remat.plans_of(model).unplanned == 1
+    assert caplog.text.count("training runs without a plan: the captured step does not run") == 1
+    refused = remat.enable(make(), budget="100%", planner="greedy", self_check=False, on_failure="raise")
+    with pytest.raises(CaptureError, match="do not lie in memory as the traced ones"):
+        refused(X)
 
 
 class Away:

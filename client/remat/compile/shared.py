@@ -166,7 +166,10 @@ class SharedBudget:
         function = planned if point is None else self._by(planned, point)
         call = Call(stack, planned, point)
         results = self.watching.forward(call, function, inputs)
-        self.calls.note(call, inputs, results)
+        if planned.failed:  # in this call, which has no node of a plan's
+            self.watching.compiling()
+        else:
+            self.calls.note(call, inputs, results)
         return results
 
     def _by(self, planned: PlannedSizes, point: Point) -> Callable[..., Any]:

@@ -47,15 +47,19 @@ class Trained(PlannedSizes):
         planned: the plan that it runs by, and what is known of it.
         check: measures the peak of its first step; None: nothing does.
         new: whether it has just been made: its first call runs by the plan that it was made with.
+        catches: whether a plan that does not run in its first call is given up where nothing measures it, too.
+        tried: whether a call has run by the plan, where that is caught.
     """
 
     planned: Planned = field(kw_only=True)
     check: SelfCheck | None = field(kw_only=True, repr=False)
     on_failure: OnFailure = field(kw_only=True, repr=False)
     new: bool = field(default=True, kw_only=True, repr=False)
+    catches: bool = field(default=True, kw_only=True, repr=False)
+    tried: bool = field(default=False, kw_only=True, repr=False)
 
     @classmethod
-    def of(cls, planned: Planned, check: SelfCheck | None, on_failure: OnFailure) -> Trained:
+    def of(cls, planned: Planned, check: SelfCheck | None, on_failure: OnFailure, catches: bool = True) -> Trained:
         """What runs by a plan that has just been made."""
         made = cls(
             planned.step.graph,
@@ -66,14 +70,26 @@ class Trained(PlannedSizes):
             planned=planned,
             check=check,
             on_failure=on_failure,
+            catches=catches,
         )
         made.use(planned)
         return made
 
     def compiled(self, plan: Plan) -> Run:
         """What runs it by a plan that the verifier has passed, in a step of several calls."""
-        function = self.planned.step.compile(plan)
-        return lambda *inputs: function(inputs)
+        function, tried = self.planned.step.compile(plan), False
+
+        def run(*inputs: Any) -> Any:
+            nonlocal tried
+            if self.failed:
+                return self._plainly(inputs)
+            if tried or capturing():
+                return function(inputs)
+            output = self._first(partial(function, inputs), inputs)
+            tried = not self.failed
+            return output
+
+        return run
 
     def use(self, planned: Planned) -> None:
         """Run by this plan from the next call on."""
@@ -81,6 +97,7 @@ class Trained(PlannedSizes):
             self.check.forget(self.planned)
             self.check.expect(planned)
         self.planned, self.graph, self.answer, self.run = planned, planned.step.graph, planned.answer, planned.run
+        self.tried = not self.catches
 
     @property
     def looked_for(self) -> Better[Planned] | None:
@@ -111,23 +128,37 @@ class Trained(PlannedSizes):
         if self.failed:
             return self._plainly(inputs)
         check, planned = self.check, self.planned
-        if check is None or (planned not in check.due and planned not in check.untimed) or capturing():
-            output = planned.run(inputs)
-        elif planned not in check.due:
-            output = check.time(planned, partial(planned.run, inputs))
+        run = partial(planned.run, inputs)
+        due, untimed = check is not None and planned in check.due, check is not None and planned in check.untimed
+        if (self.tried and not due and not untimed) or capturing():
+            output = run()
+        elif check is not None and due:
+            output = self._first(partial(check.watch, planned, run), inputs)
+        elif check is not None and untimed:
+            output = check.time(planned, run)
         else:
-            before = generators.noted()
-            try:
-                output = check.watch(planned, partial(planned.run, inputs))
-            except (RuntimeError, CaptureError) as error:
-                if isinstance(error, NotReleasable) or device_failed(error):
-                    raise
-                before.restore_torch()  # a step draws no other numbers after its inputs are read
-                output = self._plainly(inputs)  # raises what the module's code raises
-                self._refuse(error)
-                return output
-        if self.looked_for is not None:
+            output = self._first(run, inputs)
+        if self.looked_for is not None and not self.failed:
             self.outstanding.note(output)
+        return output
+
+    def _first(self, run: Callable[[], Any], inputs: Sequence[Any]) -> Any:
+        """A first call by a plan; as Dynamo captured the graph, where it does not run.
+
+        Raises:
+            CaptureError: it does not, and `on_failure` is "raise".
+        """
+        before = generators.noted()
+        try:
+            output = run()
+        except (RuntimeError, CaptureError) as error:
+            if isinstance(error, NotReleasable) or device_failed(error):
+                raise
+            before.restore_torch()  # a step draws no other numbers after its inputs are read
+            output = self._plainly(inputs)  # raises what the module's code raises
+            self._refuse(error)
+        else:
+            self.tried = True
         return output
 
     def _plainly(self, inputs: Sequence[Any]) -> Any:
@@ -218,7 +249,7 @@ class TrainingBackend(Backend):
         planned = self._make_plan(model, traced, known)
         stay = 0 if self._job is None else self._job.gradients(model, True)
         self._settled = (self._settled or not self.trained) and planned.step.fixed.get("gradients", 0) >= stay
-        return Trained.of(planned, self.check, self.asking.on_failure)
+        return Trained.of(planned, self.check, self.asking.on_failure, catches=self._make_least is not None)
 
     def least(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
         """By the plan that holds least, in a step of several calls.
