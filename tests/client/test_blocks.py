@@ -242,6 +242,17 @@ def test_a_block_that_runs_twice_and_one_that_never_runs_share_as_well() -> None
     assert equal(gradients(model), gradients(plain))
 
 
+def test_a_module_that_is_in_a_list_twice_is_enabled_once() -> None:
+    """Such as layers that share their parameters: each of its calls has a plan."""
+    model, x = Model(3), numbers(256, 32)
+    model.blocks[1] = model.blocks[0]
+    found = divided(model.blocks, lambda: model(x).backward(), remat.Fraction(1.0), planner="greedy")
+    assert found.calls == 3
+    assert plans_of(model.blocks[0]).calls == (10, 0)
+    remat.disable(model.blocks)
+    assert not any("forward" in vars(block) for block in model.blocks)
+
+
 def test_a_plan_file_has_all_of_a_shared_budget(tmp_path: Path) -> None:
     """A job that starts from the file divides nothing anew."""
     model, x = Model(2), numbers(256, 32)

@@ -76,7 +76,7 @@ def enable(
     asking = solve_options(enable, TrainingFields, options, fields)
     made = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress)
     if isinstance(model, nn.ModuleList):
-        _enable_all(list(model), made)
+        _enable_all(list(dict.fromkeys(model)), made)  # a module may be there more than once
     else:
         _enable(model, made, asking)
     return model
@@ -250,7 +250,7 @@ def carrier_of(model: object) -> TrainingCarrier | None:
 
 def carriers_of(model: nn.Module) -> list[TrainingCarrier]:
     """What runs a module by plans, or those of an `nn.ModuleList`."""
-    parts = model if isinstance(model, nn.ModuleList) else [model]
+    parts = dict.fromkeys(model) if isinstance(model, nn.ModuleList) else [model]
     return [found for part in parts if (found := carrier_of(part)) is not None]
 
 
