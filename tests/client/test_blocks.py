@@ -257,7 +257,9 @@ def test_a_plan_file_has_all_of_a_shared_budget(tmp_path: Path) -> None:
     """A job that starts from the file divides nothing anew."""
     model, x = Model(2), numbers(256, 32)
     found = divided(model.blocks, lambda: model(x).backward(), remat.Fraction(0.6), planner="greedy")
-    remat.save_plans(model.blocks[0], tmp_path / "plan.json")
+    remat.save_plans(model.blocks, tmp_path / "plan.json")
+    with pytest.raises(RuntimeError, match="not enabled on this ModuleList itself: each of its modules has plans"):
+        plans_of(model.blocks)
     again = Model(2)
     remat.enable(again.blocks, plan=tmp_path / "plan.json")
     for _ in range(4):

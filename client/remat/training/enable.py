@@ -250,7 +250,7 @@ def carrier_of(model: object) -> TrainingCarrier | None:
 
 def carriers_of(model: nn.Module) -> list[TrainingCarrier]:
     """What runs a module by plans, or those of an `nn.ModuleList`."""
-    parts = dict.fromkeys(model) if isinstance(model, nn.ModuleList) else [model]
+    parts = list(dict.fromkeys(model)) if isinstance(model, nn.ModuleList) else [model]
     return [found for part in parts if (found := carrier_of(part)) is not None]
 
 
@@ -266,7 +266,8 @@ def backend_of(model: nn.Module) -> TrainingBackend:
 def _enabled(model: nn.Module) -> TrainingCarrier:
     found = carrier_of(model)
     if found is None:
-        raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
+        parts = " itself: each of its modules has plans of its own" if carriers_of(model) else ""
+        raise RuntimeError(f"remat is not enabled on this {type(model).__name__}{parts}")
     return found
 
 
@@ -373,7 +374,7 @@ def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
     calls, the file has the plan of each and the budget that they share, once it has been divided.
 
     Args:
-        model: one that `remat.optimize` or `remat.enable` was called for.
+        model: one that `remat.optimize` or `remat.enable` was called for; those of an `nn.ModuleList` share one file.
 
     Raises:
         InvalidData: it has no plan of a captured step yet, or the file cannot be written.
@@ -390,7 +391,7 @@ def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> pinned[0].answer.plan == before[0].answer.plan
         True
     """
-    backend = backend_of(model)
+    backend = next((found.backend for found in carriers_of(model)), None) or backend_of(model)
     division = backend.division
     if division is None and backend.shared.several:
         raise InvalidData("the calls of a step share a budget that has not been divided yet: train a few steps first")
