@@ -198,7 +198,8 @@ def operations_of(node: fx.Node) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    given: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    args, kwargs = given
     if node.target is torch.ops.aten.convolution_backward.default:
         return _operations_of_convolution_backward(*args)
     assert isinstance(node.target, _compat.OpOverload)
