@@ -25,7 +25,6 @@ import json
 import lzma
 import math
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -440,7 +439,7 @@ class Stages:
         values, weights = pairs[::2], pairs[1::2]
         need(len(values) == len(weights) == len(set(values)), "a cover needs values and weights in turn")
         for v, weight in zip(values, weights, strict=True):
-            need(weight > 0 and v in charged and self.exists(("hold", c, v)), f"value {v} is not in the memory of {c}")
+            need(weight >= 0 and v in charged and self.exists(("hold", c, v)), f"value {v} is not in the memory of {c}")
             row.add(weight, ("hold", c, v))
         if most < 0:
             need(memory.most < 0, "the cover fits")
@@ -765,11 +764,8 @@ def check_answer(graph: Graph, answer: dict[str, Any]) -> str:
 def load(path: Path) -> Any:
     """A JSON file, compressed or not."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    try:
-        with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-            return json.load(file)
-    except (EOFError, lzma.LZMAError, zlib.error) as error:
-        raise Refused(f"the compressed file is damaged: {error}") from None
+    with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+        return json.load(file)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -793,7 +789,7 @@ def main(arguments: Sequence[str]) -> int:
             need(answer.get("graph_digest") in (None, digest(read[name])), "the answer is to another graph")
             print(f"{path.name}: {check_answer(read[name], answer)}")
             checked += 1
-        except (Refused, ValueError, OSError, AttributeError, RecursionError) as error:
+        except Exception as error:  # a damaged file may fail in any way
             print(f"{path.name}: REFUSED: {error}")
             refused += 1
     print(f"{checked} confirmed, {refused} refused")
