@@ -168,7 +168,7 @@ def test_no_recording_goes_on_through_evaluation_or_after_the_last_step() -> Non
         assert not is_recorded()
     division = model.forward.backend.division
     assert (division.calls, division.overhead > 0) == (3, True)
-    for batch in (torch.randn(32, 128), x, x):  # one of a new size, for which steps are watched again
+    for batch in (torch.randn(32, 128), x, x, torch.randn(32, 128)):  # of a new size: a step is watched again
         model(batch).backward()
     assert is_recorded()
     remat.disable(model)
