@@ -160,5 +160,5 @@ def test_a_nightly_build_that_is_there_is_brought_up_to_date(tmp_path: Path, mon
     monkeypatch.setattr(lane, "NIGHTLY", ("--pre", "--no-index"))
     (tmp_path / ".installed").touch()
     assert lane.made("2.15.0", tmp_path) == tmp_path / "bin" / "python"
-    with pytest.raises(SystemExit, match="No matching distribution found for torch"):
+    with pytest.raises(SystemExit, match="No matching distribution found"):
         lane.made("nightly", tmp_path)

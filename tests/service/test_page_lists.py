@@ -171,7 +171,7 @@ def test_a_comparison_that_is_left_draws_nothing_on_the_next_page(visit: Visit, 
     tab = visit.tab
     held: list[Any] = []
     tab.route("**/v1/solves?limit=200", lambda route: route.fulfill(json={"solves": [], "next": None}))
-    tab.route(f"**/v1/solves/{stored.plans[0]}", held.append)
+    tab.route(f"**/v1/solves/{stored.plans[0]}", lambda route: held.append(route))
     visit.go(f"#/compare/{'/'.join(stored.plans)}")
     while not held:
         tab.wait_for_timeout(20)
