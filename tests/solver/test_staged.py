@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.graphs.instances import instance
@@ -17,6 +18,7 @@ from remat_ir.greedy import greedy_plan
 from remat_solver import solve
 from remat_solver.array_view import trace, view_of
 from remat_solver.backends.engine import Engine
+from remat_solver.backends.outcome import Outcome
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.heuristics import polished
@@ -214,3 +216,17 @@ def test_what_the_time_ends_says_so(name: str, fraction: float, certify: bool) -
     answer = solve(problem, method="staged", time_limit_s=2, max_gap=0, certify=certify)
     assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
     assert (answer.limit, answer.ran_to_its_end) == ("time", False)
+
+
+def test_a_tree_whose_last_word_does_not_come_in_time_ends_nothing() -> None:
+    """On a busy machine an engine may be ended before it has written its tree: a point alone settles no rows."""
+
+    class Late(Engine):
+        def tree(self, *arguments: Any, **more: Any) -> Outcome:
+            return super().tree(*arguments, **more)._replace(tree=None)
+
+    problem = posed(instance("random-70"), 0.5)
+    proof = Proof(Incumbent(problem, Deadline(3), 0.0, certify=True))
+    with Late("highs") as late:
+        proof._grow(late)
+    assert proof.out_of_time
