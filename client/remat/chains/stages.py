@@ -19,7 +19,7 @@ from torch import nn
 
 from remat_ir import Verb
 
-from .._compat import boxed_gradients, parameters_of, storage_key, version_counter
+from .._compat import boxed_gradients, parameters_of, version_counter
 from .._compat.gradients import gives_all_gradients
 from ..capture.refused import refuse_searching_ddp
 from ..errors import CaptureError
@@ -202,7 +202,7 @@ class Pass:
         self._autocast = _autocast(device)
         # in another mode than was measured a stage may have other kernels without grad
         self._with_grad = schedule.modes_now() != schedule.modes
-        self._read: list[tuple[str, Mapping[Any, Any], Any, torch.Tensor, int, int]] = []
+        self._read: list[tuple[str, Mapping[Any, Any], Any, torch.Tensor, int, torch.UntypedStorage]] = []
         self._left = schedule.times.copy()
         self._saved: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
@@ -266,7 +266,8 @@ class Pass:
             for name, holder, key in found:
                 tensor = _tensor(holder.get(key))
                 if tensor is not None:
-                    seen = version_counter(tensor), storage_key(tensor)
+                    # the storage itself: once it is gone another one may have its number
+                    seen = version_counter(tensor), tensor.untyped_storage()
                     self._read.append((f"{name} of stage {n + 1}", holder, key, tensor, *seen))
 
     def compare(self) -> None:
@@ -278,7 +279,7 @@ class Pass:
         """
         for name, holder, key, tensor, version, storage in self._read:
             now = _tensor(holder.get(key))
-            if now is not tensor or storage_key(now) != storage:
+            if now is not tensor or now.untyped_storage() is not storage:
                 raise CaptureError(
                     f"{name} was replaced between the forward and the backward pass, which computes from it again: "
                     "replace it after backward()"

@@ -213,7 +213,8 @@ class StepFunction:
             kept = [held if n in leaves or n in self._updated else None for n, held in enumerate(state)]
             self._release.after_forward(node, kept)
         if node is not None and (around is not None or self.reread or self.unseen):
-            read = [(n, state[n], _compat.storage_key(state[n]), self._sum(state[n])) for n in self.reread]
+            # the storage itself: once it is gone another one may have its number
+            read = [(n, state[n], state[n].untyped_storage(), self._sum(state[n])) for n in self.reread]
             versions = [(n, state[n], _compat.version_counter(state[n])) for n in self.unseen]
             node.register_prehook(lambda _: self._begin_backward(around, read, versions))
         return output
@@ -221,7 +222,7 @@ class StepFunction:
     def _begin_backward(
         self,
         around: Around | None,
-        read: list[tuple[int, torch.Tensor, int, int]],
+        read: list[tuple[int, torch.Tensor, torch.UntypedStorage, int]],
         versions: list[tuple[int, torch.Tensor, int]],
     ) -> None:
         """Before the backward pass of a call; what it computes again must be what the forward pass computed.
@@ -231,8 +232,8 @@ class StepFunction:
         Args:
             read, versions: emptied where no other pass comes: the caller may keep the loss, and with it this hook.
         """
-        for n, tensor, key, total in read:
-            if _compat.storage_key(tensor) != key:
+        for n, tensor, storage, total in read:
+            if tensor.untyped_storage() is not storage:
                 raise CaptureError(
                     f"{self.names[n]} was given another storage between the forward and the backward pass, which "
                     "computes from it again: set p.data after backward()"
