@@ -27,10 +27,6 @@ from .incumbent import Incumbent, checked
 from .kernels import await_kernels, loaded
 from .methods import method_named, runner_of
 
-_LAST = 0.05
-"""A method that ends with less than this share of its time left may have left out what would have taken longer: that is
-no final answer for who asks with more time."""
-
 
 def solve(
     problem: Problem,
@@ -100,9 +96,7 @@ def solve(
             runner(incumbent, chosen_options)
         except InvalidPlan as error:  # a bug in the method; what was found so far is still the answer
             incumbent.drop(None, method, error)
-    # notes which limit, if any, has been reached by now; a proof leaves off while there is time to write it down
-    if not incumbent.stopped() and incumbent.deadline.remaining() < _LAST * incumbent.deadline.elapsed():
-        incumbent.stop_for("time")
+    incumbent.stopped()  # notes which limit, if any, has been reached by now
     return checked(problem, incumbent.answer(method))
 
 
