@@ -17,11 +17,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 
 from remat_ir import Chain, Digests, Graph, Problem, Subject
 from remat_solver import METHODS
 
+ID = re.compile("^[0-9a-f]{32}$")
+"""What every id is, for `fullmatch`."""
 ASKING = ("solve", "read")
 """What a key, or a token, may do unless it is said otherwise."""
 OPERATE = "operate"

@@ -19,7 +19,7 @@ from .formulate.formulation import engine_bytes, entries
 from .interchange import FORMATS, read_solution
 from .methods import method_named
 from .methods.heuristics import StagedOptions
-from .methods.milp import MilpOptions, formulation_of, program_entries
+from .methods.milp import ONCE_A_STAGE, MilpOptions, formulation_of, program_entries
 from .program import Floats, Program
 from .search.local import polish
 from .staged.relaxation import primal_heuristic
@@ -133,8 +133,7 @@ def _model(problem: Problem, method: str, options: Mapping[str, object] | None) 
     if method == "milp-forward" and problem.graph.backward_from is None:
         raise InvalidData("the graph does not say where its backward pass begins", "/graph/backward_from")
     if method == "milp-forward" and isinstance(chosen, MilpOptions) and chosen.recomputations != 1:
-        more = "milp-forward recomputes an op once per stage; use milp-tight for more"
-        raise InvalidData(more, "/options/recomputations")
+        raise InvalidData(ONCE_A_STAGE, "/options/recomputations")
     least, who = least_need(problem.graph)
     if least > problem.budget_bytes:
         raise InvalidData(

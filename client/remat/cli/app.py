@@ -160,9 +160,11 @@ def check_writable(path: Path | None, *, printed: bool = True) -> None:
     Raises:
         InvalidData: there is no such folder, or nothing may be written to it; or the path is a folder itself.
     """
-    if path is None or (printed and str(path) == "-"):
+    if path is None:
         return
     if str(path) == "-":
+        if printed:
+            return
         raise InvalidData("this is written to a file, not to standard output: give its name in place of -")
     if not path.parent.is_dir():
         raise InvalidData(f"{path} cannot be written: there is no folder {path.parent}")

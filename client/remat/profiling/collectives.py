@@ -23,7 +23,7 @@ from ..device import storage_bytes
 from ..errors import CaptureError
 from ..planning.profiles import Profile, ProfileTable
 from .measure import seconds
-from .timing import elements, operands, rounded
+from .timing import elements, operands, read_by, rounded
 
 
 class Hop(NamedTuple):
@@ -125,7 +125,7 @@ def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Profile:
     if "wait" in name:
         return Profile(1, 0)
     made = list(tensors(node.meta.get("val")))
-    size = max(sum(map(storage_bytes, _read(node))), sum(map(storage_bytes, made)))
+    size = max(sum(map(storage_bytes, read_by(node))), sum(map(storage_bytes, made)))
     latency, rate = hop or HOPS.get(_device(node).type, ACCELERATORS)
     ranks = max(1, _ranks(_compat.process_group(node)))
     times = 2 if "reduce" in name and "scatter" not in name else 1
@@ -155,12 +155,8 @@ def with_collectives_once(
     return replace(step, once=step.once | found)
 
 
-def _read(node: fx.Node) -> list[torch.Tensor]:
-    return [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
-
-
 def _device(node: fx.Node) -> torch.device:
-    return next((t.device for t in (*tensors(node.meta.get("val")), *_read(node))), torch.device("cpu"))
+    return next((t.device for t in (*tensors(node.meta.get("val")), *read_by(node))), torch.device("cpu"))
 
 
 def _ranks(group: dist.ProcessGroup | None) -> int:

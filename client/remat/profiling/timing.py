@@ -236,8 +236,12 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 def operands(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that a kernel reads, and those that it makes."""
-    read = (t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val")))
-    return [*read, *tensors(node.meta.get("val"))]
+    return [*read_by(node), *tensors(node.meta.get("val"))]
+
+
+def read_by(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that a kernel reads."""
+    return [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
 
 
 def outliers(costs: Mapping[str, int], nodes: Mapping[str, fx.Node]) -> list[str]:

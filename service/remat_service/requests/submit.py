@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
 from ..errors import Conflict, Invalid, NotFound, RateLimited, Unavailable
-from ..identity import Caller, Keys, Retry, keys_of, method_key_of
+from ..identity import ID, Caller, Keys, Retry, keys_of, method_key_of
 from ..storage.answers import CachedResponse, Stored, document
 from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
 from ..telemetry import traceparent
@@ -28,7 +27,6 @@ from ..tenants.quotas import check_quota
 from .parse import Ask
 from .read import find_request, queued_answer
 
-_ID = re.compile("[0-9a-f]{32}")
 _OF_FLIGHT = (
     select(solves.c.id, solves.c.tenant_id, solves.c.priority)
     .where(solves.c.flight_key == bindparam("flight"), ACTIVE)
@@ -45,7 +43,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     """
     start = ask.start or ""
     try:  # what is no id may hold what no database takes
-        plan_id = (await find_request(context, caller, start)).plan_id if _ID.fullmatch(start) else None
+        plan_id = (await find_request(context, caller, start)).plan_id if ID.fullmatch(start) else None
     except NotFound:
         plan_id = None
     plan_row = None if plan_id is None else await context.store.plan(plan_id)

@@ -101,6 +101,9 @@ def run_milp(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = N
     _solve(incumbent, options, spare, source, (recomputations_per_stage(options.recomputations),))
 
 
+ONCE_A_STAGE = "milp-forward recomputes an op once per stage; use milp-tight for more"
+
+
 def run_forward(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None) -> None:
     """The tight program where only forward ops are recomputed, and only in backward stages: a restriction."""
     within = (FORWARD_OPS, ONE_PER_STAGE)
@@ -108,7 +111,7 @@ def run_forward(incumbent: Incumbent, options: MilpOptions, spare: Spare | None 
         incumbent.ends_without_plan("The graph does not say where its backward pass begins.", within)
         return
     if options.recomputations != 1:
-        incumbent.ends_without_plan("milp-forward recomputes an op once per stage; use milp-tight for more.", within)
+        incumbent.ends_without_plan(f"{ONCE_A_STAGE}.", within)
         return
     _solve(incumbent, options, spare, "milp-forward", within)
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from ...context import Context
-from ...identity import Caller
+from ...identity import ID, Caller
 from ...requests import groups
 from ...requests.groups import MAX_BATCH, SWEEP
 from ...requests.parse import from_body
@@ -22,7 +22,7 @@ from .solves import Wait, final, preferred_wait, under_way
 
 router = APIRouter(tags=["groups"])
 
-GroupId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a group of requests.")]
+GroupId = Annotated[str, Path(pattern=ID.pattern, description="Id of a group of requests.")]
 _ROUTES = {SWEEP: "/v1/sweeps", MAX_BATCH: "/v1/max-batch"}
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from remat_ir.document import Array, Document, Flag, Integer, Member, Number, Text
 
-from ...identity import OPERATE, Caller
+from ...identity import ASKING, ID, OPERATE, Caller
 from ...requests import operate
 from ...requests.completion import cancel_tenant
 from ...storage.tables import tenants
@@ -88,7 +88,7 @@ async def list_all_solves(
     "/solves/{solve_id}/cancel", summary="End a solve", response_model=Ended, responses=refusals(404, 408, 413, 415)
 )
 async def end_solve(
-    request: Request, context: Here, solve_id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], caller: Operator
+    request: Request, context: Here, solve_id: Annotated[str, Path(pattern=ID.pattern)], caller: Operator
 ) -> Any:
     """Every request that waits for it is answered with what was found so far."""
     await no_body(request)
@@ -168,7 +168,7 @@ async def list_keys(context: Here, caller: Operator) -> Any:
 async def add_key(request: Request, context: Here, caller: Operator) -> Any:
     """The key is shown this once."""
     found = await read_document(request, KEY_REQUEST)
-    scopes = list(found.get("scopes", ("solve", "read")))
+    scopes = list(found.get("scopes", ASKING))
     days = found.get("days")
     expires_at = None if days is None else keys.after(days)
     async with context.database.write() as connection:

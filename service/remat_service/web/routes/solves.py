@@ -17,7 +17,7 @@ from remat_ir import Status
 
 from ...context import COME_BACK_S, Context
 from ...errors import BadRequest, ServiceError
-from ...identity import Caller, Retry
+from ...identity import ID, Caller, Retry
 from ...requests import read
 from ...requests.attachments import OP_NAMES, RUN_REPORT, attach, attached
 from ...requests.completion import cancel
@@ -83,8 +83,7 @@ EVENT = {
 
 router = APIRouter(prefix="/v1/solves", tags=["solves"], route_class=DirectRoute)
 
-_ID = re.compile("^[0-9a-f]{32}$")
-SolveId = Annotated[str, Path(pattern=_ID.pattern, description="Id of a request.")]
+SolveId = Annotated[str, Path(pattern=ID.pattern, description="Id of a request.")]
 Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to hold the reply until the solve has ended.")]
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d+)?)")
 
@@ -194,11 +193,11 @@ async def list_solves(
     context: Here,
     caller: Reader,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on behind this id.")] = None,
+    after: Annotated[str | None, Query(pattern=ID.pattern, description="Go on behind this id.")] = None,
     status: Annotated[list[Status] | None, Query(description="Only these; may be given several times.")] = None,
     search: Annotated[str, Query(max_length=200, description="Only ids that begin so, and methods with it.")] = "",
     group: Annotated[
-        str | None, Query(pattern="^[0-9a-f]{32}$", description="Only those of this sweep or batch search.")
+        str | None, Query(pattern=ID.pattern, description="Only those of this sweep or batch search.")
     ] = None,
     fold: Annotated[bool, Query(description="One row for each sweep or batch search: its newest.")] = False,
     sort: Annotated[Literal[SORTS], Query(description="What to sort by.")] = "created_at",  # type: ignore[valid-type]
@@ -225,7 +224,7 @@ async def get_solve(request: Request, solve_id: SolveId, caller: Reader, wait: W
 
 async def _get_directly(request: Request) -> Response | None:
     solve_id = request.path_params["solve_id"]
-    if request.scope["query_string"] or not _ID.fullmatch(solve_id):
+    if request.scope["query_string"] or not ID.fullmatch(solve_id):
         return None
     return await get_solve(request, solve_id, await reader(request))
 
